@@ -1,0 +1,19 @@
+/* bi_linear: y[t,h] = R(chain([x[t,h] | T], [W_h | B_h])), T = R(RN(s * chain(x[t,h], A_h))).      Contract: N-CHAIN, N-LIN, N-LORA
+ * n_head independent maps in one call (n_head = 1: a plain linear layer). x[t,h] at x + t*x_ld + h*x_head_ld, n_in long;
+ * w (n_head) of one shape; lora.slot (n_slot, n_head). y[t,h] at t*y_ld + h*y_head_ld, n_out long: bf16, or f32 unrounded
+ * when y_f32. y may not overlap x. Fault: an element of T is not finite. With check_y also: an element of y is not finite. */
+#ifndef BI_LINEAR_H
+#define BI_LINEAR_H
+#include "bi_types.h"
+typedef struct bi_linear_args {
+    int32_t n_row, n_head;
+    const bi_bf16 *x;
+    int64_t x_ld, x_head_ld;
+    const bi_mat *w;
+    bi_lora lora;
+    void *y;
+    int64_t y_ld, y_head_ld;
+    int32_t y_f32, check_y;
+    bi_fault fault;
+} bi_linear_args;
+#endif

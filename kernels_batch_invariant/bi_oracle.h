@@ -1,0 +1,74 @@
+/* bi_oracle: what the oracle's op files share. Internal to the oracle; nobody else includes it.
+ *
+ * Every bi_<op>_oracle.c (and numeric/bi_chain.c, bi_backend_oracle.c) is compiled three times, with BI_ISA = portable, avx2,
+ * avx512 and the matching machine flags; BI_FN gives each copy its own names. The source is one, the bits are one: no
+ * contraction, no reassociation, explicit fmaf; the compiler only fills wider lanes. bi_ops_<isa> is the table. */
+#ifndef BI_ORACLE_H
+#define BI_ORACLE_H
+
+#include "bi_backend.h"
+
+#define BI_JOIN_(name, isa) name##_##isa
+#define BI_JOIN(name, isa) BI_JOIN_(name, isa)
+#define BI_FN(name) BI_JOIN(name, BI_ISA)
+
+struct bi_ctx {
+    br_pool *pool;
+    bi_limits limits;
+    unsigned char *shared; /* one op at a time uses it */
+    size_t shared_bytes;
+    unsigned char *thread; /* n_thread slices of thread_bytes */
+    size_t thread_bytes;
+};
+
+static inline unsigned char *bi_thread_scratch(const bi_ctx *ctx, int thread, size_t bytes) {
+    BR_ASSERT(bytes <= ctx->thread_bytes);
+    return ctx->thread + ctx->thread_bytes * (size_t)thread;
+}
+static inline unsigned char *bi_shared_scratch(const bi_ctx *ctx, size_t bytes) {
+    BR_ASSERT(bytes <= ctx->shared_bytes);
+    return ctx->shared;
+}
+
+/* Scratch of each op family at given limits; bi_backend_oracle_open takes the maxima. In each op's own file, compiled with
+ * the portable copy only (see BI_PORTABLE). */
+typedef struct bi_scratch { size_t shared, thread; } bi_scratch;
+bi_scratch bi_linear_scratch(const bi_limits *limits);
+bi_scratch bi_experts_scratch(const bi_limits *limits);
+bi_scratch bi_attn_scratch(const bi_limits *limits);
+bi_scratch bi_index_scratch(const bi_limits *limits);
+bi_scratch bi_route_scratch(const bi_limits *limits);
+bi_scratch bi_kda_scratch(const bi_limits *limits);
+bi_scratch bi_head_scratch(const bi_limits *limits);   /* score and sample */
+bi_scratch bi_attnres_scratch(const bi_limits *limits);
+
+/* The ops, one per bi_<op>_oracle.c. */
+size_t BI_FN(bi_mat_bytes)(int32_t n_out, int32_t n_in);
+void BI_FN(bi_mat_pack_bf16)(void *dst, int32_t n_out, int32_t n_in, const bi_bf16 *src, int64_t stride_out, int64_t stride_in);
+void BI_FN(bi_mat_pack_fp4)(void *dst, int32_t n_out, int32_t n_in, const uint8_t *code, const uint8_t *scale);
+size_t BI_FN(bi_latent_block_bytes)(int32_t d_latent);
+size_t BI_FN(bi_index_block_bytes)(int32_t d);
+br_status BI_FN(bi_embed)(bi_ctx *, const bi_embed_args *);
+br_status BI_FN(bi_rmsnorm)(bi_ctx *, const bi_norm_args *);
+br_status BI_FN(bi_layernorm)(bi_ctx *, const bi_norm_args *);
+br_status BI_FN(bi_linear)(bi_ctx *, const bi_linear_args *);
+br_status BI_FN(bi_conv)(bi_ctx *, const bi_conv_args *);
+br_status BI_FN(bi_kda_gate)(bi_ctx *, const bi_kda_gate_args *);
+br_status BI_FN(bi_kda)(bi_ctx *, const bi_kda_args *);
+br_status BI_FN(bi_kda_norm)(bi_ctx *, const bi_kda_norm_args *);
+br_status BI_FN(bi_latent_store)(bi_ctx *, const bi_latent_store_args *);
+br_status BI_FN(bi_attn)(bi_ctx *, const bi_attn_args *);
+br_status BI_FN(bi_attn_gate)(bi_ctx *, const bi_attn_gate_args *);
+br_status BI_FN(bi_index_store)(bi_ctx *, const bi_index_store_args *);
+br_status BI_FN(bi_index_select)(bi_ctx *, const bi_index_select_args *);
+br_status BI_FN(bi_route)(bi_ctx *, const bi_route_args *);
+br_status BI_FN(bi_experts)(bi_ctx *, const bi_experts_args *);
+br_status BI_FN(bi_combine)(bi_ctx *, const bi_combine_args *);
+br_status BI_FN(bi_glu)(bi_ctx *, const bi_glu_args *);
+br_status BI_FN(bi_attnres)(bi_ctx *, const bi_attnres_args *);
+void BI_FN(bi_attnres_weight)(float *w, const float *norm, const float *proj, int32_t d);
+br_status BI_FN(bi_residual)(bi_ctx *, const bi_residual_args *);
+br_status BI_FN(bi_score)(bi_ctx *, const bi_score_args *);
+br_status BI_FN(bi_sample)(bi_ctx *, const bi_sample_args *);
+
+#endif

@@ -1,0 +1,125 @@
+/* Maps, atomic writes and safe paths; see br_file.h. */
+#include "br_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static atomic_long read_countdown, write_countdown;
+
+static int fault_due(atomic_long *countdown) {
+    return atomic_load(countdown) > 0 && atomic_fetch_sub(countdown, 1) == 1;
+}
+
+void br_file_fail_nth_read(long n) {
+    atomic_store(&read_countdown, n);
+}
+
+void br_file_fail_nth_write(long n) {
+    atomic_store(&write_countdown, n);
+}
+
+br_status br_file_map(const char *path, br_map *out) {
+    br_status status = BR_OK;
+    struct stat info;
+    *out = (br_map){0};
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return br_fail(errno == ENOENT ? BR_E_NOT_FOUND : BR_E_IO, "%s: cannot open: %s", path, strerror(errno));
+    if (fstat(fd, &info) != 0) {
+        status = br_fail(BR_E_IO, "%s: cannot read its size: %s", path, strerror(errno));
+        goto exit;
+    }
+    if (!S_ISREG(info.st_mode)) {
+        status = br_fail(BR_E_IO, "%s: expected a regular file", path);
+        goto exit;
+    }
+    if (info.st_size == 0)
+        goto exit;
+    void *bytes = fault_due(&read_countdown) ? MAP_FAILED : mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (bytes == MAP_FAILED) {
+        status = br_fail(BR_E_IO, "%s: cannot map %lld bytes: %s", path, (long long)info.st_size, strerror(errno ? errno : EIO));
+        goto exit;
+    }
+    *out = (br_map){.bytes = bytes, .n = (size_t)info.st_size};
+exit:
+    close(fd);
+    return status;
+}
+
+void br_file_unmap(br_map *map) {
+    if (map->bytes)
+        munmap((void *)(uintptr_t)map->bytes, map->n);
+    *map = (br_map){0};
+}
+
+static br_status write_all(int fd, const char *path, const unsigned char *bytes, size_t n) {
+    while (n > 0) {
+        if (fault_due(&write_countdown))
+            return br_fail(BR_E_IO, "%s: cannot write: injected fault", path);
+        ssize_t done = write(fd, bytes, n);
+        if (done < 0 && errno == EINTR)
+            continue;
+        if (done < 0)
+            return br_fail(BR_E_IO, "%s: cannot write %zu bytes: %s", path, n, strerror(errno));
+        bytes += done;
+        n -= (size_t)done;
+    }
+    return BR_OK;
+}
+
+br_status br_file_write(const char *path, const void *bytes, size_t n) {
+    br_status status;
+    char part[BR_PATH_BYTES];
+    if ((size_t)snprintf(part, sizeof part, "%s.part", path) >= sizeof part)
+        return br_fail(BR_E_LIMIT, "%s: path longer than %d bytes", path, BR_PATH_BYTES);
+    int fd = open(part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (fd < 0)
+        return br_fail(BR_E_IO, "%s: cannot create: %s", part, strerror(errno));
+    BR_TRY_GOTO(write_all(fd, part, bytes, n), exit);
+    if (fsync(fd) != 0)
+        status = br_fail(BR_E_IO, "%s: cannot flush: %s", part, strerror(errno));
+exit:
+    if (close(fd) != 0 && status == BR_OK)
+        status = br_fail(BR_E_IO, "%s: cannot close: %s", part, strerror(errno));
+    if (status == BR_OK && rename(part, path) != 0)
+        status = br_fail(BR_E_IO, "%s: cannot rename to %s: %s", part, path, strerror(errno));
+    if (status != BR_OK)
+        unlink(part);
+    return status;
+}
+
+br_status br_file_make_dir(const char *path) {
+    char prefix[BR_PATH_BYTES];
+    size_t n = strlen(path);
+    if (n == 0 || n >= sizeof prefix)
+        return br_fail(BR_E_LIMIT, "folder path of %zu bytes: expected 1 to %d", n, BR_PATH_BYTES - 1);
+    for (size_t i = 1; i <= n; i++) {
+        if (path[i] != '/' && path[i] != 0)
+            continue;
+        memcpy(prefix, path, i);
+        prefix[i] = 0;
+        if (mkdir(prefix, 0777) != 0 && errno != EEXIST)
+            return br_fail(BR_E_IO, "%s: cannot make the folder: %s", prefix, strerror(errno));
+    }
+    return BR_OK;
+}
+
+int br_file_exists(const char *path) {
+    return access(path, F_OK) == 0;
+}
+
+br_status br_file_join(char out[BR_PATH_BYTES], const char *dir, const char *name) {
+    const char *dots = strstr(name, "..");
+    if (name[0] == 0 || name[0] == '/' || dots)
+        return br_fail(BR_E_FORMAT, "file name '%.200s': expected a relative path inside %s", name, dir);
+    if ((size_t)snprintf(out, BR_PATH_BYTES, "%s/%s", dir, name) >= BR_PATH_BYTES)
+        return br_fail(BR_E_LIMIT, "%s/%.200s: path longer than %d bytes", dir, name, BR_PATH_BYTES);
+    return BR_OK;
+}

@@ -1,0 +1,24 @@
+/* br_file: whole files in and out, maps, paths. Layer: base. Every error names the path and the system's reason. */
+#ifndef BR_FILE_H
+#define BR_FILE_H
+
+#include "br_status.h"
+#include <stddef.h>
+
+typedef struct br_map { const unsigned char *bytes; size_t n; } br_map; /* read only; n = 0 has bytes NULL */
+
+br_status br_file_map(const char *path, br_map *out); /* BR_E_IO, BR_E_NOT_FOUND; a folder is BR_E_IO */
+void br_file_unmap(br_map *map);
+/* Writes to "path.part", flushes to disk, renames: a reader sees the old file or the whole new one. */
+br_status br_file_write(const char *path, const void *bytes, size_t n);
+br_status br_file_make_dir(const char *path); /* with parents; an existing folder is fine */
+int br_file_exists(const char *path);
+/* "dir/name" into out. name must be a relative path without "..": BR_E_FORMAT otherwise. BR_E_LIMIT when too long. */
+enum { BR_PATH_BYTES = 4096 };
+br_status br_file_join(char out[BR_PATH_BYTES], const char *dir, const char *name);
+
+/* Fault injection for tests: the n-th read (map) or write from now fails, once. 0 switches it off. */
+void br_file_fail_nth_read(long n);
+void br_file_fail_nth_write(long n);
+
+#endif

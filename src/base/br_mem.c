@@ -1,0 +1,93 @@
+/* One allocator with a seal and a fault counter; see br_mem.h. */
+#include "br_mem.h"
+
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { BLOCK_ALIGN = 64 };
+
+static _Thread_local const char *sealed_phase;
+static atomic_long fail_countdown;
+static atomic_long alloc_count;
+
+static int fault_due(void) {
+    long left = atomic_load(&fail_countdown);
+    while (left > 0) {
+        if (atomic_compare_exchange_weak(&fail_countdown, &left, left - 1))
+            return left == 1;
+    }
+    return 0;
+}
+
+static void *block_new(size_t bytes) {
+    if (sealed_phase) {
+        fprintf(stderr, "bitroll: allocation of %zu bytes in the sealed phase '%s'\n", bytes, sealed_phase);
+        abort();
+    }
+    atomic_fetch_add(&alloc_count, 1);
+    if (fault_due() || bytes > SIZE_MAX - BLOCK_ALIGN)
+        return NULL;
+    size_t rounded = (bytes + BLOCK_ALIGN - 1) / BLOCK_ALIGN * BLOCK_ALIGN;
+    return aligned_alloc(BLOCK_ALIGN, rounded ? rounded : BLOCK_ALIGN);
+}
+
+br_status br_mem_alloc(void **out, size_t bytes, const char *what) {
+    *out = block_new(bytes);
+    if (!*out)
+        return br_fail(BR_E_NOMEM, "no memory for %s: %zu bytes asked", what, bytes);
+    memset(*out, 0, bytes);
+    return BR_OK;
+}
+
+br_status br_mem_grow(void **block, size_t bytes_old, size_t bytes_new, const char *what) {
+    void *grown = NULL;
+    BR_TRY(br_mem_alloc(&grown, bytes_new, what));
+    if (*block && bytes_old)
+        memcpy(grown, *block, bytes_old < bytes_new ? bytes_old : bytes_new);
+    br_mem_free(*block);
+    *block = grown;
+    return BR_OK;
+}
+
+void br_mem_free(void *block) {
+    free(block);
+}
+
+void br_mem_seal(const char *phase) {
+    sealed_phase = phase;
+}
+
+void br_mem_unseal(void) {
+    sealed_phase = NULL;
+}
+
+const char *br_mem_exempt_begin(void) {
+    const char *phase = sealed_phase;
+    sealed_phase = NULL;
+    return phase;
+}
+
+void br_mem_exempt_end(const char *phase) {
+    sealed_phase = phase;
+}
+
+void br_mem_fail_nth(long n) {
+    atomic_store(&fail_countdown, n);
+}
+
+long br_mem_alloc_count(void) {
+    return atomic_load(&alloc_count);
+}
+
+void *br_arena_take(br_arena *arena, size_t bytes, size_t align) {
+    size_t begin = (arena->used + align - 1) & ~(align - 1);
+    BR_ASSERT(begin >= arena->used && bytes <= SIZE_MAX - begin);
+    arena->used = begin + bytes;
+    if (!arena->base)
+        return NULL;
+    BR_ASSERT(arena->used <= arena->size);
+    return arena->base + begin;
+}

@@ -1,0 +1,238 @@
+/* bitroll: a rollout engine for reinforcement learning whose log-probs are the same bytes as its trainer's.
+ *
+ * The public header of libbitroll, C99, no other include needed. Two layers:
+ *   the engine   open a checkpoint with adapters, submit token ids, poll tokens with the bits of their log-probs;
+ *   the jobs     what the command `bitroll` does, one function a verb, from files to files.
+ * Only token ids go in and out. Every function returns br_status unless it cannot fail; the sentence of the last error of
+ * the calling thread is br_last_error(). Handles are opaque and belong to the caller until the matching close. One engine
+ * is used by one thread at a time. Strings are UTF-8, never NULL unless said. */
+#ifndef BITROLL_H
+#define BITROLL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define BR_VERSION_TEXT "0.1.0"
+#define BR_ABI_VERSION 1
+
+/* Values are pinned: gaps are for later errors of the same kind. */
+typedef enum br_status {
+    BR_OK = 0,
+    BR_E_ARG = 10,         /* an argument or option is out of its range */
+    BR_E_SHAPE = 11,       /* a shape is outside what the contract or the limits allow */
+    BR_E_ALIGN = 12,       /* a pointer or stride is not aligned as the op asks */
+    BR_E_LIMIT = 13,       /* a fixed limit would be exceeded */
+    BR_E_IO = 20,          /* the operating system failed a read or write */
+    BR_E_FORMAT = 21,      /* a file does not hold what its format or the model asks for */
+    BR_E_NOT_FOUND = 22,   /* a file, tensor, adapter or request does not exist */
+    BR_E_UNSUPPORTED = 23, /* a known feature that is refused by name */
+    BR_E_NOMEM = 30,       /* memory is exhausted */
+    BR_E_CAPACITY = 31,    /* the cache cannot hold the request, even alone */
+    BR_E_NAN = 40,         /* NaN or Inf at a checked point of the forward; the sentence gives layer, stage, position */
+    BR_E_MISMATCH = 41,    /* a check ran and failed: differing bits, a broken chain */
+    BR_E_ABORTED = 50,     /* the request was aborted by its owner */
+    BR_E_DEVICE = 60       /* the device failed or is missing */
+} br_status;
+
+typedef struct br_digest {
+    uint64_t lo, hi;
+} br_digest;
+
+const char *br_status_name(br_status status); /* static string */
+const char *br_last_error(void);              /* of this thread; valid until its next failing call */
+const char *br_version(void);
+br_digest br_contract_digest(void); /* of every constant that can move a bit */
+
+/* ---- engine ---------------------------------------------------------------------------------------------------------- */
+
+typedef struct br_engine br_engine;
+
+typedef struct br_adapter_source {
+    const char *name; /* what requests call it; unique, not "base" */
+    const char *dir;  /* PEFT folder: adapter_config.json, adapter_model.safetensors */
+} br_adapter_source;
+
+/* Zero means the default in brackets. */
+typedef struct br_engine_options {
+    const char *model_dir;
+    const br_adapter_source *adapter;
+    int32_t n_adapter;
+    int32_t allow_zero_adapter; /* accept an adapter whose B is all zero */
+    const char *backend;        /* NULL or "oracle" */
+    int32_t n_thread;           /* [all cores] */
+    int32_t max_seqs;           /* sequences that run at once [64] */
+    int32_t chunk_tokens;       /* rows of one step: decode rows first, then prefill chunks [256] */
+    int32_t kv_pages;           /* pages of 64 tokens in the cache [what max_seqs sequences of 1,024 tokens need] */
+    int32_t state_every;        /* keep a KDA state every so many tokens, a multiple of 64 [256]; -1: only at prompt_len - 1 */
+    int32_t preempt_every;      /* test aid: preempt the youngest running sequence at every n-th step [0, never] */
+    int32_t no_prefix_cache;    /* 1: nothing is shared between sequences */
+    int32_t max_tok;            /* longest sequence, prompt and response [min(max_position_embeddings, kv_pages * 64)] */
+} br_engine_options;
+
+/* Loads, checks and packs everything; afterwards nothing of ours allocates until close.
+ * Errors: BR_E_ARG, BR_E_NOT_FOUND, BR_E_FORMAT, BR_E_UNSUPPORTED, BR_E_NOMEM, BR_E_LIMIT. *out is NULL on error. */
+br_status br_engine_open(const br_engine_options *options, br_engine **out);
+void br_engine_close(br_engine *engine); /* NULL is a no-op; requests still running are dropped */
+br_digest br_engine_weights_digest(const br_engine *engine);
+br_status br_engine_adapter_digest(const br_engine *engine, const char *name, br_digest *out); /* "base" gives 0, 0 */
+
+/* Temperature 0 is greedy; else 2^-10 <= temperature <= 2^10. Use br_sampling_default() and change fields. */
+typedef struct br_sampling {
+    float temperature;      /* [1] */
+    float min_p;            /* 0: off; <= 1 */
+    double top_p;           /* 1: off; 0 < top_p <= 1 */
+    int32_t top_k;          /* 0: off */
+    int32_t max_new;        /* most tokens to sample, >= 1 [16] */
+    int32_t min_new;        /* end-of-sequence and stop tokens do not end the text before so many tokens [0] */
+    int32_t ignore_eos;     /* 1: the model's end-of-sequence token does not end the text */
+    int32_t top_logprobs;   /* 0..BR_TOP_LOGPROBS_MAX alternatives a token */
+    int32_t entropy;        /* 1: entropy of the full softmax at this temperature */
+    int32_t n_stop;         /* stop tokens, at most BR_STOP_MAX */
+    int32_t stop[16];
+} br_sampling;
+
+enum { BR_STOP_MAX = 16, BR_TOP_LOGPROBS_MAX = 20, BR_UID_BYTES_MAX = 255 };
+
+br_sampling br_sampling_default(void);
+
+typedef struct br_request {
+    const char *uid;       /* names the prompt; enters the sampler's counter. 1..BR_UID_BYTES_MAX bytes */
+    const int32_t *prompt; /* (n_prompt) token ids, copied; n_prompt >= 1 */
+    int32_t n_prompt;
+    uint32_t sample;     /* sample number of this prompt, < 2^24 */
+    uint64_t seed;
+    const char *adapter; /* NULL or "base": no adapter */
+    br_sampling sampling;
+} br_request;
+
+typedef enum br_stop_reason {
+    BR_STOP_EOS = 0,
+    BR_STOP_LENGTH = 1,
+    BR_STOP_ABORT = 2,
+    BR_STOP_TOKEN = 3,
+    BR_STOP_ERROR = 4
+} br_stop_reason;
+
+/* One sampled token. Log-probs are the bits of binary32 numbers. */
+typedef struct br_token {
+    uint64_t request;
+    int32_t token;
+    int32_t position;      /* in the sequence, prompt included */
+    uint32_t logprob;      /* full softmax of logits / temperature: the one that trainers mean */
+    uint32_t logprob_raw;  /* at temperature 1 */
+    uint32_t logprob_kept; /* over what the filters kept */
+    uint32_t entropy;      /* 0x7fc00000 unless asked for */
+    int32_t last;          /* 1: the sequence ends with this token */
+    br_stop_reason stop;   /* meaningful when last */
+} br_token;
+
+typedef struct br_top_logprob {
+    int32_t token;
+    uint32_t logprob;
+} br_top_logprob;
+
+/* Queues a request. Errors: BR_E_ARG (token out of range, empty prompt, bad settings), BR_E_NOT_FOUND (adapter),
+ * BR_E_CAPACITY (prompt and max_new can never fit), BR_E_LIMIT (queue full: poll first). Never blocks. */
+br_status br_submit(br_engine *engine, const br_request *request, uint64_t *id);
+br_status br_abort(br_engine *engine, uint64_t id); /* the sequence ends at the next step with BR_STOP_ABORT */
+/* Runs one step if no token is waiting, then hands out up to n_max tokens, oldest first. *done 1 when no request and no token
+ * is left. A request that ends without a token (error, abort) hands out token -1 with last = 1; see br_request_error.
+ * Errors: of the step itself; the engine can then only be closed. */
+br_status br_poll(br_engine *engine, br_token *out, int32_t n_max, int32_t *n_out, int32_t *done);
+/* Status and sentence of a request that ended with BR_STOP_ERROR; static until the next poll. */
+br_status br_request_error(const br_engine *engine, uint64_t id, const char **sentence);
+/* Alternatives of the token handed out last for this request, best first. */
+int32_t br_top_logprobs(const br_engine *engine, uint64_t id, br_top_logprob out[BR_TOP_LOGPROBS_MAX]);
+
+/* ---- jobs: one a verb ------------------------------------------------------------------------------------------------- */
+
+/* What every job reports. Arrays belong to the report and are freed by br_report_free. */
+typedef struct br_report {
+    int64_t n_seq, n_tok;  /* sequences; tokens generated or scored */
+    int64_t n_error;       /* requests that ended in error */
+    double seconds;        /* of the run itself, loading excluded */
+    br_digest weights_digest, contract_digest, logprob_digest;
+    int32_t n_adapter;
+    const char **adapter_name;
+    br_digest *adapter_digest;
+    /* parity and verify */
+    int64_t n_compared, n_differ;
+    int64_t first_seq, first_pos; /* first differing place, -1 when none; the text says which sequence that is */
+    int64_t max_ulp;
+    double k1, k3; /* mean log-ratio and mean exp(r) - 1 - r */
+    char *text;    /* lines for the reader: errors by request, tables, histograms; may be NULL */
+} br_report;
+
+void br_report_free(br_report *report);
+
+/* Told about progress between steps: done of total units; return nonzero to stop the job with BR_E_ABORTED. */
+typedef int (*br_progress)(void *context, const char *what, int64_t done, int64_t total);
+typedef struct br_watch {
+    br_progress call; /* NULL: silent */
+    void *context;
+} br_watch;
+
+typedef struct br_init_options {
+    const char *preset, *out_dir;
+    uint64_t seed;
+    int32_t lora_rank;        /* 0: no adapter */
+    const char *lora_out_dir; /* with lora_rank; NULL: no adapter */
+    uint64_t lora_seed;
+    int32_t lora_only;        /* 1: leave the checkpoint as it is, write the adapter only */
+} br_init_options;
+br_status br_job_init(const br_init_options *options, const br_watch *watch, br_report *report);
+
+typedef struct br_generate_options {
+    br_engine_options engine;
+    const char *prompts_path, *out_path;
+    br_sampling sampling;   /* for lines that do not set their own */
+    int32_t n_sample;       /* samples a prompt [1] */
+    uint64_t seed;
+    uint64_t shuffle_seed;  /* 0: arrival in file order */
+    int32_t resume;         /* continue after a killed run of the same settings */
+    int32_t commit_every;   /* sequences a commit [1] */
+} br_generate_options;
+br_status br_job_generate(const br_generate_options *options, const br_watch *watch, br_report *report);
+
+typedef struct br_score_options {
+    br_engine_options engine; /* model, adapters, backend, threads; the rest is not used */
+    const char *in_path, *out_path; /* rollout .h5, or .jsonl of prompts */
+    int32_t pack_tokens;            /* rows scored at once [2048] */
+    const char *adapter_override;   /* NULL: each sequence's own; else a loaded name or "base" */
+} br_score_options;
+br_status br_job_score(const br_score_options *options, const br_watch *watch, br_report *report);
+
+br_status br_job_parity(const char *path_a, const char *path_b, br_report *report);
+
+typedef struct br_verify_options {
+    br_engine_options engine; /* model_dir NULL: replay the hash chain only */
+    const char *path;
+    int32_t n_recompute;      /* sequences to compute again, drawn by seed */
+    uint64_t seed;
+} br_verify_options;
+br_status br_job_verify(const br_verify_options *options, const br_watch *watch, br_report *report);
+
+/* Lines are handed out one at a time, sorted by (sequence, position, layer, stage). */
+typedef void (*br_line)(void *context, const char *line);
+typedef struct br_dump_options {
+    br_engine_options engine;
+    const char *in_path;          /* rollout .h5 or prompts .jsonl */
+    int32_t through_engine;       /* 0: the scoring forward; 1: the paged engine, the given tokens forced */
+    int32_t choices;              /* 1: also the chosen experts and index sets */
+    int32_t seq, pos_min, pos_max; /* -1: all */
+    int32_t pack_tokens;
+    const char *adapter_override;
+} br_dump_options;
+br_status br_job_dump(const br_dump_options *options, br_line line, void *context, br_report *report);
+
+br_status br_job_inspect(const char *model_dir, br_line line, void *context); /* model_dir NULL: limits, layouts, constants */
+br_status br_job_digest(const char *dir, br_line line, void *context, br_report *report);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,269 @@
+/* The engine: open, submit, abort, poll, close. The step itself is engine_step.c. */
+#include "engine_parts.h"
+
+#include "bi_contract.h"
+#include "sampling.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { DEFAULT_MAX_SEQS = 64, DEFAULT_CHUNK = 256, DEFAULT_STATE_EVERY = 256, DEFAULT_TOK_A_SEQ = 1024 };
+enum { KEPT_STATES_EXTRA = 16, REQUEST_INDEX_BITS = 16, REQUEST_MAX = 1 << REQUEST_INDEX_BITS };
+
+static void fill_defaults(br_engine_options *o) {
+    if (!o->max_seqs)
+        o->max_seqs = DEFAULT_MAX_SEQS;
+    if (!o->chunk_tokens)
+        o->chunk_tokens = o->max_seqs > DEFAULT_CHUNK ? o->max_seqs : DEFAULT_CHUNK;
+    if (!o->kv_pages)
+        o->kv_pages = o->max_seqs * (DEFAULT_TOK_A_SEQ / BR_PAGE_TOK);
+    if (!o->state_every)
+        o->state_every = DEFAULT_STATE_EVERY;
+}
+
+static br_status check_options(const br_engine_options *o) {
+    if (o->max_seqs < 1 || o->max_seqs > REQUEST_MAX / 4)
+        return br_fail(BR_E_ARG, "max_seqs %d: expected 1 to %d", o->max_seqs, REQUEST_MAX / 4);
+    if (o->chunk_tokens < 1 || o->chunk_tokens > BR_POSITION_MAX)
+        return br_fail(BR_E_ARG, "chunk_tokens %d: expected 1 to %d", o->chunk_tokens, BR_POSITION_MAX);
+    if (o->kv_pages < 1 || o->kv_pages > BR_POSITION_MAX)
+        return br_fail(BR_E_ARG, "kv_pages %d: expected 1 to %d", o->kv_pages, BR_POSITION_MAX);
+    if (o->max_tok < 0)
+        return br_fail(BR_E_ARG, "max_tok %d: expected 0 or more", o->max_tok);
+    return BR_OK;
+}
+
+static void lay_out(br_engine *e, br_arena *arena) {
+    const size_t n_row = (size_t)e->options.chunk_tokens, n_seq = (size_t)e->options.max_seqs;
+    const size_t d = (size_t)e->loaded.config.d_model, v = (size_t)e->loaded.config.n_vocab;
+    e->request = BR_ARENA_ARRAY(arena, engine_request, e->n_request_max);
+    e->queue = BR_ARENA_ARRAY(arena, br_token, e->n_queue_max);
+    e->root = BR_ARENA_ARRAY(arena, br_digest, lora_count(e->loaded.adapters) + 1);
+    e->seg = BR_ARENA_ARRAY(arena, bi_seg, n_seq);
+    e->row_seg = BR_ARENA_ARRAY(arena, int32_t, n_row);
+    e->token = BR_ARENA_ARRAY(arena, int32_t, n_row);
+    e->row_slot = BR_ARENA_ARRAY(arena, int32_t, n_row);
+    e->row_fault = BR_ARENA_ARRAY(arena, uint32_t, n_row);
+    e->outcome = BR_ARENA_ARRAY(arena, sched_outcome, n_seq);
+    e->sample_x = BR_ARENA_ARRAY(arena, bi_bf16, n_seq * d);
+    e->logit = BR_ARENA_ARRAY(arena, float, n_seq * v);
+    float **number[] = {&e->logprob, &e->logprob_raw, &e->logprob_kept, &e->entropy};
+    for (size_t i = 0; i < sizeof number / sizeof number[0]; i++)
+        *number[i] = BR_ARENA_ARRAY(arena, float, n_seq);
+    e->sample_seg = BR_ARENA_ARRAY(arena, int32_t, n_seq);
+    e->sampled = BR_ARENA_ARRAY(arena, int32_t, n_seq);
+    e->forced = BR_ARENA_ARRAY(arena, int32_t, n_seq);
+    e->sample_fault = BR_ARENA_ARRAY(arena, uint32_t, n_seq);
+    e->setting = BR_ARENA_ARRAY(arena, bi_sampling, n_seq);
+    e->top = BR_ARENA_ARRAY(arena, bi_top, n_seq * BR_TOP_LOGPROBS_MAX);
+    e->pages = br_arena_take(arena, br_model_page_bytes(e->loaded.model) * (size_t)e->options.kv_pages, 64);
+    e->states = br_arena_take(arena, br_model_state_bytes(e->loaded.model) * (2 * n_seq + KEPT_STATES_EXTRA), 64);
+}
+
+/* Prefix blocks are shared only under equal weights, adapter and contract. */
+static void bind_roots(br_engine *e) {
+    for (int32_t slot = -1; slot < lora_count(e->loaded.adapters); slot++) {
+        const br_digest part[2] = {br_loaded_adapter_digest(&e->loaded, slot), br_contract_digest()};
+        e->root[slot + 1] = br_hash_chain(e->loaded.weights_digest, part, sizeof part);
+    }
+}
+
+static br_status open_parts(br_engine *e) {
+    br_engine_options *o = &e->options;
+    int64_t room = (int64_t)o->kv_pages * BR_PAGE_TOK;
+    int32_t n_tok_max = o->max_tok ? o->max_tok : e->loaded.config.position_max;
+    n_tok_max = n_tok_max < room ? n_tok_max : (int32_t)room;
+    e->n_request_max = 2 * o->max_seqs;
+    e->n_queue_max = 2 * e->n_request_max; /* a step's tokens and the ends of all that are aborted before the next */
+    sched_options options = {
+        .n_seq_max = o->max_seqs, .chunk_tokens = o->chunk_tokens, .n_page = o->kv_pages, .n_state = 2 * o->max_seqs + KEPT_STATES_EXTRA,
+        .n_queue_max = e->n_request_max, .n_tok_max = n_tok_max, .state_every = o->state_every,
+        .preempt_every = o->preempt_every, .prefix_cache = !o->no_prefix_cache,
+    };
+    BR_TRY(sched_open(&options, &e->sched));
+    br_arena measure = {0};
+    lay_out(e, &measure);
+    e->arena.size = measure.used;
+    BR_TRY(br_mem_alloc((void **)&e->arena.base, measure.used, "caches and buffers of the engine"));
+    lay_out(e, &e->arena);
+    bind_roots(e);
+    return BR_OK;
+}
+
+br_status br_engine_open(const br_engine_options *options, br_engine **out) {
+    br_status status;
+    br_engine *e = NULL;
+    *out = NULL;
+    br_engine_options filled = *options;
+    fill_defaults(&filled);
+    BR_TRY(check_options(&filled));
+    BR_TRY(br_mem_alloc((void **)&e, sizeof *e, "the engine"));
+    e->options = filled;
+    BR_TRY_GOTO(br_loaded_open(&filled, filled.chunk_tokens, 0, &e->loaded), exit);
+    BR_TRY_GOTO(open_parts(e), exit);
+    *out = e;
+exit:
+    if (status != BR_OK)
+        br_engine_close(e);
+    return status;
+}
+
+void br_engine_close(br_engine *e) {
+    if (!e)
+        return;
+    sched_close(e->sched);
+    br_loaded_close(&e->loaded);
+    br_mem_free(e->arena.base);
+    br_mem_free(e);
+}
+
+br_digest br_contract_digest(void) {
+    return bi_contract_digest();
+}
+
+const char *br_version(void) {
+    return BR_VERSION_TEXT;
+}
+
+br_digest br_engine_weights_digest(const br_engine *e) {
+    return e->loaded.weights_digest;
+}
+
+br_status br_engine_adapter_digest(const br_engine *e, const char *name, br_digest *out) {
+    int32_t slot;
+    BR_TRY(br_loaded_slot(&e->loaded, name, &slot));
+    *out = br_loaded_adapter_digest(&e->loaded, slot);
+    return BR_OK;
+}
+
+engine_request *engine_find(const br_engine *e, uint64_t id) {
+    uint64_t index = id & (REQUEST_MAX - 1);
+    return id && index < (uint64_t)e->n_request_max && e->request[index].id == id ? &e->request[index] : NULL;
+}
+
+static br_status check_request(const br_engine *e, const br_request *r) {
+    size_t uid_bytes = r->uid ? strlen(r->uid) : 0;
+    if (uid_bytes < 1 || uid_bytes > BR_UID_BYTES_MAX)
+        return br_fail(BR_E_ARG, "uid of %zu bytes: expected 1 to %d", uid_bytes, BR_UID_BYTES_MAX);
+    if (!r->prompt || r->n_prompt < 1)
+        return br_fail(BR_E_ARG, "prompt '%s' is empty: expected at least one token", r->uid);
+    if (r->sample >= 1u << 24)
+        return br_fail(BR_E_ARG, "sample number %u of '%s': expected less than 2^24", r->sample, r->uid);
+    for (int32_t i = 0; i < r->n_prompt; i++) {
+        if (r->prompt[i] < 0 || r->prompt[i] >= e->loaded.config.n_vocab)
+            return br_fail(BR_E_ARG, "prompt '%s': token %d at position %d: expected 0 to %d", r->uid, r->prompt[i], i, e->loaded.config.n_vocab - 1);
+    }
+    return sampling_check(&r->sampling, e->loaded.config.n_vocab);
+}
+
+static bi_sampling setting_of(const br_request *r) {
+    const br_sampling *s = &r->sampling;
+    return (bi_sampling){
+        .temperature = s->temperature, .min_p = s->min_p, .top_k = s->top_k, .top_p_q32 = bi_sample_top_p(s->top_p),
+        .n_top = s->top_logprobs, .entropy = s->entropy, .seed = r->seed, .uid_hash = br_hash_xxh64(r->uid, strlen(r->uid)), .sample = r->sample,
+    };
+}
+
+static br_status submit(br_engine *e, const br_request *r, const int32_t *forced, uint64_t *id) {
+    int32_t index = 0, slot;
+    *id = 0;
+    BR_TRY(check_request(e, r));
+    BR_TRY(br_loaded_slot(&e->loaded, r->adapter, &slot));
+    while (index < e->n_request_max && e->request[index].id)
+        index++;
+    if (index == e->n_request_max)
+        return br_fail(BR_E_LIMIT, "%d requests are held: poll first", e->n_request_max);
+    const uint64_t fresh = (e->n_submitted + 1) << REQUEST_INDEX_BITS | (uint64_t)index;
+    sched_request request = {.id = fresh, .token = r->prompt, .n_prompt = r->n_prompt, .max_new = r->sampling.max_new, .adapter = slot, .root = e->root[slot + 1]};
+    BR_TRY(sched_submit(e->sched, &request));
+    e->n_submitted++;
+    engine_request *held = &e->request[index];
+    *held = (engine_request){.id = fresh, .setting = setting_of(r), .slot = slot, .n_prompt = r->n_prompt, .sampling = r->sampling, .forced = forced};
+    *id = fresh;
+    return BR_OK;
+}
+
+static br_status submit_sealed(br_engine *e, const br_request *r, const int32_t *forced, uint64_t *id) {
+    br_mem_seal("submit");
+    br_status status = submit(e, r, forced, id);
+    br_mem_unseal();
+    return status;
+}
+
+br_status br_submit(br_engine *engine, const br_request *request, uint64_t *id) {
+    return submit_sealed(engine, request, NULL, id);
+}
+
+br_status engine_submit_forced(br_engine *engine, const br_request *request, const int32_t *response, uint64_t *id) {
+    return submit_sealed(engine, request, response, id);
+}
+
+void engine_end(engine_request *request, br_status error) {
+    request->ended = 1;
+    request->error = error;
+    if (error != BR_OK)
+        snprintf(request->sentence, sizeof request->sentence, "%s", br_last_error());
+}
+
+void engine_push(br_engine *e, const br_token *token) {
+    BR_ASSERT(e->queue_count < e->n_queue_max);
+    e->queue[(e->queue_first + e->queue_count++) % e->n_queue_max] = *token;
+}
+
+br_status br_abort(br_engine *e, uint64_t id) {
+    engine_request *request = engine_find(e, id);
+    if (!request || request->ended)
+        return br_fail(BR_E_NOT_FOUND, "request %llu is not running", (unsigned long long)id);
+    BR_TRY(sched_abort(e->sched, id));
+    engine_end(request, br_fail(BR_E_ABORTED, "aborted by its owner"));
+    br_token token = {.request = id, .token = -1, .position = request->n_prompt + request->n_new, .logprob = 0x7fc00000u, .logprob_raw = 0x7fc00000u,
+                      .logprob_kept = 0x7fc00000u, .entropy = 0x7fc00000u, .last = 1, .stop = BR_STOP_ABORT};
+    engine_push(e, &token);
+    return BR_OK;
+}
+
+/* Requests whose last token went out in an earlier poll make room. */
+static void forget_ended(br_engine *e) {
+    for (int32_t i = 0; i < e->n_request_max; i++)
+        if (e->request[i].ended == 2)
+            e->request[i].id = 0;
+}
+
+br_status br_poll(br_engine *e, br_token *out, int32_t n_max, int32_t *n_out, int32_t *done) {
+    *n_out = 0;
+    *done = 0;
+    if (e->broken != BR_OK)
+        return br_fail(e->broken, "an earlier step of this engine failed; it can only be closed");
+    forget_ended(e);
+    if (e->queue_count == 0) {
+        br_mem_seal("step");
+        e->broken = engine_step(e);
+        br_mem_unseal();
+        if (e->broken != BR_OK)
+            return e->broken;
+    }
+    while (*n_out < n_max && e->queue_count > 0) {
+        const br_token *token = &e->queue[e->queue_first];
+        if (token->last)
+            engine_find(e, token->request)->ended = 2;
+        out[(*n_out)++] = *token;
+        e->queue_first = (e->queue_first + 1) % e->n_queue_max;
+        e->queue_count--;
+    }
+    *done = e->queue_count == 0 && sched_n_left(e->sched) == 0;
+    return BR_OK;
+}
+
+br_status br_request_error(const br_engine *e, uint64_t id, const char **sentence) {
+    const engine_request *request = engine_find(e, id);
+    *sentence = request ? request->sentence : "no such request";
+    return request ? request->error : BR_E_NOT_FOUND;
+}
+
+int32_t br_top_logprobs(const br_engine *e, uint64_t id, br_top_logprob out[BR_TOP_LOGPROBS_MAX]) {
+    const engine_request *request = engine_find(e, id);
+    if (!request)
+        return 0;
+    memcpy(out, request->top, (size_t)request->n_top * sizeof *out);
+    return request->n_top;
+}

@@ -1,0 +1,31 @@
+/* br_loaded: a checkpoint with its adapters, packed and ready to run: what the rollout engine and the scorer both stand on.
+ *
+ * Layer: engine. Owns pool, backend, model and adapters; the checkpoint's files are closed again before open returns. */
+#ifndef BR_LOADED_H
+#define BR_LOADED_H
+
+#include "br_model.h"
+
+typedef struct br_loaded {
+    br_config config;
+    br_digest weights_digest, config_digest;
+    lora_set *adapters; /* never NULL: may hold none */
+    br_pool *pool;
+    bi_backend backend;
+    br_model *model;
+    int32_t n_row_max, n_pos_max;
+} br_loaded;
+
+/* n_pos_max 0: the model's own longest. Errors as br_engine_open; *out is closed again on error. */
+br_status br_loaded_open(const br_engine_options *options, int32_t n_row_max, int32_t n_pos_max, br_loaded *out);
+void br_loaded_close(br_loaded *loaded);
+
+/* -1 for NULL or "base", else the slot; BR_E_NOT_FOUND names the adapter and those that are loaded. */
+br_status br_loaded_slot(const br_loaded *loaded, const char *adapter, int32_t *slot);
+br_digest br_loaded_adapter_digest(const br_loaded *loaded, int32_t slot); /* slot -1: 0, 0 */
+/* Fills the digests and adapter names of a report. */
+br_status br_loaded_report(const br_loaded *loaded, br_report *report);
+/* The sentence and status of a row fault: which layer, stage and position held NaN or Inf. */
+br_status br_loaded_fault(uint32_t code, int32_t position);
+
+#endif

@@ -1,0 +1,67 @@
+/* engine_parts: what is behind br_engine, and the inner calls that `dump` and the tests use. Internal to src/engine. */
+#ifndef ENGINE_PARTS_H
+#define ENGINE_PARTS_H
+
+#include "br_loaded.h"
+#include "br_sched.h"
+
+enum { ENGINE_ERROR_BYTES = 192 };
+
+/* A request from submit until its last token is handed out and the next poll begins. */
+typedef struct engine_request {
+    uint64_t id; /* serial << 16 | index; 0: free */
+    bi_sampling setting; /* for the sampler */
+    int32_t slot; /* adapter */
+    int32_t n_prompt, n_new;
+    br_sampling sampling;  /* as submitted: where the text ends */
+    const int32_t *forced; /* NULL, or max_new tokens that are taken instead of drawn ones; the caller's */
+    int32_t ended;
+    br_status error;
+    char sentence[ENGINE_ERROR_BYTES];
+    int32_t n_top;
+    br_top_logprob top[BR_TOP_LOGPROBS_MAX];
+} engine_request;
+
+struct br_engine {
+    br_loaded loaded;
+    br_engine_options options; /* defaults filled in */
+    sched *sched;
+    engine_request *request; /* (n_request_max) */
+    int32_t n_request_max;
+    uint64_t n_submitted;
+    br_digest *root;         /* (n_adapter + 1) of slot - 1: what prefixes are bound to */
+    /* tokens to hand out */
+    br_token *queue; /* (n_queue_max) ring */
+    int32_t n_queue_max, queue_first, queue_count;
+    /* one step */
+    bi_seg *seg;
+    bi_batch batch;
+    int32_t *row_seg, *token, *row_slot;
+    uint32_t *row_fault;
+    sched_outcome *outcome;
+    /* rows that sample, at most one a sequence */
+    bi_bf16 *sample_x;
+    float *logit, *logprob, *logprob_raw, *logprob_kept, *entropy;
+    int32_t *sample_seg, *sampled, *forced;
+    uint32_t *sample_fault;
+    bi_sampling *setting;
+    bi_top *top;
+    /* caches */
+    unsigned char *pages, *states;
+    br_arena arena;
+    const br_trace *trace;     /* NULL: nobody watches */
+    const sched_plan *plan;    /* of the step that runs, for the watcher: which sequence a row belongs to */
+    br_status broken;          /* a step failed as a whole */
+};
+
+/* One step: plan, copies, forward, sampling, outcomes; tokens go to the queue. */
+br_status engine_step(br_engine *engine);
+void engine_push(br_engine *engine, const br_token *token);
+engine_request *engine_find(const br_engine *engine, uint64_t id); /* NULL: not held */
+void engine_end(engine_request *request, br_status error);
+
+/* br_submit with the response given: position by position the tokens `response` (max_new of the sampling) are taken instead of
+ * drawn. `response` must live until the request ends. */
+br_status engine_submit_forced(br_engine *engine, const br_request *request, const int32_t *response, uint64_t *id);
+
+#endif

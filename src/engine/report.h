@@ -1,0 +1,15 @@
+/* report: filling a br_report. Layer: engine. */
+#ifndef REPORT_H
+#define REPORT_H
+
+#include "rollout_file.h"
+
+/* Adds a line to report->text. */
+br_status report_line(br_report *report, const char *format, ...) __attribute__((format(printf, 2, 3)));
+double report_clock(void); /* seconds of a clock that only rises */
+/* Names one producer: verb, backend and a nonce that no other run has. */
+void report_stamp(char stamp[ROLLOUT_STAMP_BYTES], const char *verb, const char *backend);
+/* Reports progress; BR_E_ABORTED when the watcher wants to stop. */
+br_status report_progress(const br_watch *watch, const char *what, int64_t done, int64_t total);
+
+#endif

@@ -1,0 +1,38 @@
+/* scorer: the trainer's forward. Whole sequences from position 0, packed side by side, contiguous caches and states.
+ *
+ * Layer: engine. It shares with the rollout engine the op table and src/model, and nothing else: no scheduler, no pages, no
+ * prefix cache. That is what makes its log-probs a proof. */
+#ifndef SCORER_H
+#define SCORER_H
+
+#include "br_loaded.h"
+
+typedef struct scorer_seq {
+    const int32_t *token;
+    int32_t n_tok;
+    int32_t slot;      /* adapter slot, -1 base */
+    float temperature;
+    /* out, written by scorer_logprobs: (n_tok) bits, slot 0 left alone. entropy may be NULL. */
+    uint32_t *logprob, *logprob_raw, *entropy;
+    /* out: code of the first fault by position, 0 when none */
+    uint32_t fault;
+    int32_t fault_pos;
+} scorer_seq;
+
+typedef struct scorer scorer;
+
+/* n_row_max of `loaded` is the size of a pack; each sequence must fit into one. */
+br_status scorer_open(br_loaded *loaded, scorer **out);
+void scorer_close(scorer *s);
+/* How many of seq[0..n-1], in order, fit into the next pack: at least 1 of n > 0. BR_E_LIMIT when seq[0] alone does not. */
+br_status scorer_fit(const scorer *s, const scorer_seq *seq, int32_t n, int32_t *n_fit);
+/* Runs the forward of a pack and notes faults. Row r of sequence i is row scorer_row(s, i) + r of *final. */
+br_status scorer_forward(scorer *s, scorer_seq *seq, int32_t n, const br_trace *trace, const bi_bf16 **final);
+int32_t scorer_row(const scorer *s, int32_t i);
+const bi_batch *scorer_batch(const scorer *s);
+/* Log-probs of every token but the first, from the rows of the last forward. */
+br_status scorer_logprobs(scorer *s, scorer_seq *seq, int32_t n, const bi_bf16 *final);
+/* Rows first_row .. of `final` as f32 logits (n_row, n_vocab); faults into row_fault (n_row). */
+br_status scorer_logits(scorer *s, const bi_bf16 *final, int32_t first_row, int32_t n_row, float *logit, uint32_t *row_fault);
+
+#endif

@@ -1,0 +1,123 @@
+/* model_parts: the packed weights and work buffers behind br_model, and the blocks the three architectures are made of.
+ * Internal to src/model. */
+#ifndef MODEL_PARTS_H
+#define MODEL_PARTS_H
+
+#include "br_model.h"
+
+/* A linear map and what each adapter slot adds to it. */
+typedef struct model_map {
+    bi_mat w;
+    const bi_adapter *lora; /* (n_slot), NULL: no adapter touches it */
+} model_map;
+
+typedef struct kda_weights {
+    model_map q, k, v, f_a, f_b, b, o;
+    model_map g;        /* full-rank output gate */
+    model_map g_a, g_b; /* or low-rank, Kimi-Linear */
+    const float *conv_q, *conv_k, *conv_v, *a_log, *dt_bias, *o_norm;
+    size_t state_offset; /* in a sequence's state: three conv histories, then S */
+} kda_weights;
+
+typedef struct mla_weights {
+    model_map q_a, q_b; /* or q alone, Kimi-Linear */
+    model_map q, kv_a, g, o;
+    const bi_mat *w_uk, *w_uv;              /* (n_head) halves of kv_b, absorbed: (d_kv_latent, d_nope), (d_v, d_kv_latent) */
+    const bi_adapter *lora_uk, *lora_uv;    /* (n_slot, n_head) */
+    const float *q_norm, *kv_norm;
+    bi_mat index_q, index_k, index_weight;
+    const float *index_norm, *index_norm_bias;
+    size_t latent_offset, index_offset;     /* in a page */
+} mla_weights;
+
+typedef struct mlp_weights {
+    model_map gate, up, down;
+    int32_t d_ff;
+} mlp_weights;
+
+typedef struct moe_weights {
+    bi_mat router;
+    const float *router_bias;
+    model_map latent_down, latent_up;
+    const float *latent_norm;
+    const bi_mat *w1, *w3, *w2;               /* (n_expert) */
+    const bi_adapter *lora1, *lora3, *lora2;  /* (n_slot, n_expert) */
+    mlp_weights shared;
+} moe_weights;
+
+typedef struct model_layer {
+    const float *input_norm, *post_norm;
+    const float *attn_res, *mlp_res; /* W of N-RES; NULL in a plain residual stream */
+    kda_weights kda;
+    mla_weights mla;
+    mlp_weights mlp;
+    moe_weights moe;
+} model_layer;
+
+/* Work buffers of one step, R = n_row_max rows each. */
+typedef struct model_work {
+    bi_bf16 *bank[BR_BANK_MAX];
+    bi_bf16 *p, *x, *normed, *branch; /* (R, d_model): running sum, mixed row, its norm, output of a block */
+    /* KDA (R, n_head * d_head) */
+    bi_bf16 *q_in, *k_in, *v_in, *q, *k, *v, *low, *f, *b, *gate, *mixed;
+    float *decay, *beta, *o;
+    /* MLA */
+    bi_bf16 *cq, *query, *latent, *absorbed, *z;
+    bi_bf16 *index_q, *index_k;
+    float *index_w;
+    int32_t *select, *n_select;
+    /* feed-forward */
+    float *up_f32, *gate_f32, *p_expert;
+    bi_bf16 *act, *down_in, *slots, *combined, *shared;
+    int32_t *expert;
+} model_work;
+
+struct br_model {
+    br_config config;
+    bi_backend backend;
+    br_comm comm;
+    int32_t n_row_max, n_slot;
+    const bi_bf16 *embed; /* (n_vocab, d_model) */
+    bi_mat head;
+    const float *final_norm, *out_res;
+    model_layer *layer;
+    model_work work;
+    float attn_alpha, index_c;
+    bi_act act;
+    size_t page_bytes, state_bytes;
+    br_arena arena;
+};
+
+/* Fills everything but the sizes known from the config; runs twice, measuring and real (model_bind.c). */
+br_status model_bind(br_model *model, const br_model_options *options);
+
+/* Blocks: x (n_row, d_model) normed row in, out (n_row, d_model) bf16. */
+br_status model_block_kda(br_model *m, const br_step *s, int32_t layer, const bi_bf16 *x, bi_bf16 *out);
+br_status model_block_mla_dense(br_model *m, const br_step *s, int32_t layer, const bi_bf16 *x, bi_bf16 *out);
+br_status model_block_mla_sparse(br_model *m, const br_step *s, int32_t layer, const bi_bf16 *x, bi_bf16 *out);
+br_status model_block_mlp(br_model *m, const br_step *s, int32_t layer, const bi_bf16 *x, bi_bf16 *out);
+br_status model_block_moe_latent(br_model *m, const br_step *s, int32_t layer, const bi_bf16 *x, bi_bf16 *out);
+br_status model_block_moe_plain(br_model *m, const br_step *s, int32_t layer, const bi_bf16 *x, bi_bf16 *out);
+
+br_status model_forward_kimi_k31(br_model *m, const br_step *s);
+br_status model_forward_kimi_k3(br_model *m, const br_step *s);
+br_status model_forward_kimi_linear(br_model *m, const br_step *s);
+
+/* Small phrases that every block speaks. */
+static inline bi_fault model_fault(const br_step *s, int32_t layer, br_stage stage) {
+    return (bi_fault){.row = s->row_fault, .code = br_fault_code(layer, stage)};
+}
+
+static inline void model_show(const br_step *s, br_stage stage, int32_t layer, const void *rows, int64_t row_bytes) {
+    if (!s->trace)
+        return;
+    br_piece piece = {.data = rows, .row_stride = row_bytes, .row_bytes = row_bytes};
+    s->trace->rows(s->trace->context, stage, layer, &piece, 1);
+}
+
+/* y (n_row, n_out) = map(x (n_row, n_in)), dense rows. */
+br_status model_linear(br_model *m, const br_step *s, const model_map *map, const bi_bf16 *x, bi_bf16 *y, bi_fault fault);
+br_status model_linear_f32(br_model *m, const br_step *s, const model_map *map, const bi_bf16 *x, float *y, bi_fault fault);
+br_status model_rmsnorm(br_model *m, const br_step *s, const bi_bf16 *x, const float *w, bi_bf16 *y, bi_fault fault);
+
+#endif

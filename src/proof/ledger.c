@@ -1,0 +1,102 @@
+/* The replay of a file's digests; see ledger.h. Layer: proof. */
+#include "ledger.h"
+#include "receipt.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef struct replay {
+    const rollout_reader *reader;
+    const rollout_meta *meta;
+    ledger_result *out;
+    char first[512];
+    size_t n_text;
+} replay;
+
+static void fault(replay *r, int64_t seq, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+static void fault(replay *r, int64_t seq, const char *format, ...) {
+    char line[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    if (r->out->n_fault == 0)
+        memcpy(r->first, line, sizeof line);
+    if (seq >= 0 && r->out->first_seq < 0)
+        r->out->first_seq = seq;
+    if (r->out->n_fault < LEDGER_LINES_MAX) {
+        int n = snprintf(r->out->text + r->n_text, LEDGER_TEXT_BYTES - r->n_text, "%s\n", line);
+        r->n_text = n < 0 ? r->n_text : r->n_text + (size_t)n;
+        if (r->n_text >= LEDGER_TEXT_BYTES)
+            r->n_text = LEDGER_TEXT_BYTES - 1;
+    }
+    r->out->n_fault++;
+}
+
+/* Writes the names of the groups whose digest is not the stored one; returns how many there are. */
+static int differing_parts(const rollout_seq *stored, const rollout_seq *again, char *names, size_t n) {
+    int count = 0;
+    size_t used = 0;
+    names[0] = 0;
+    for (int p = 0; p < ROLLOUT_PART_COUNT; p++) {
+        if (stored->part[p] == again->part[p])
+            continue;
+        used += (size_t)snprintf(names + used, n - used, "%s%s", count ? ", " : "", receipt_part_name((rollout_part)p));
+        count++;
+    }
+    return count;
+}
+
+/* What is wrong with the fields of one sequence; "" when nothing is. Data that changed move the receipt too; a digest that
+ * changed alone does not. */
+static void describe_fields(const replay *r, const rollout_seq *stored, char *what, size_t n) {
+    rollout_seq again = *stored;
+    char names[320];
+    what[0] = 0;
+    if (receipt_make(r->meta, &again) != BR_OK) {
+        int32_t t = receipt_find_nan(stored);
+        snprintf(what, n, "log-probs: NaN or no log-prob in a scored slot, position %d", t);
+        return;
+    }
+    int n_part = differing_parts(stored, &again, names, sizeof names);
+    int receipt_holds = br_digest_equal(again.receipt, stored->receipt);
+    if (n_part > 0)
+        snprintf(what, n, "%s%s", receipt_holds ? "stored digest of " : "", names);
+    else if (!receipt_holds)
+        snprintf(what, n, "receipt, or the contract or weights digest of the file");
+}
+
+static br_digest link_before(const replay *r, int64_t i) {
+    return i ? rollout_reader_link(r->reader, i - 1) : rollout_chain_first(r->meta);
+}
+
+static void check_seq(replay *r, int64_t i) {
+    rollout_seq seq;
+    char what[400];
+    rollout_seq_at(r->reader, i, &seq);
+    describe_fields(r, &seq, what, sizeof what);
+    br_digest link = br_hash_chain(link_before(r, i), &seq.receipt, sizeof seq.receipt);
+    if (what[0])
+        fault(r, i, "sequence %lld (uid '%.80s', sample %u): %s: does not match its digest", (long long)i, seq.uid, seq.sample, what);
+    else if (!br_digest_equal(link, rollout_reader_link(r->reader, i)))
+        fault(r, i, "sequence %lld (uid '%.80s', sample %u): chain: it does not follow the one before; dropped, inserted or reordered here",
+              (long long)i, seq.uid, seq.sample);
+}
+
+br_status ledger_check(const rollout_reader *reader, ledger_result *out) {
+    replay r = {.reader = reader, .meta = rollout_reader_meta(reader), .out = out};
+    int64_t n_seq = rollout_seq_count(reader);
+    *out = (ledger_result){.n_seq = n_seq, .first_seq = -1};
+    if (!br_digest_equal(rollout_meta_digest(r.meta), rollout_reader_meta_digest(reader)))
+        fault(&r, -1, "attributes: they do not match their digest");
+    if (r.meta->n_seq_closed >= 0 && r.meta->n_seq_closed != n_seq)
+        fault(&r, -1, "dropped: the file was closed with %lld sequences and holds %lld", (long long)r.meta->n_seq_closed, (long long)n_seq);
+    for (int64_t i = 0; i < n_seq; i++)
+        check_seq(&r, i);
+    out->link = link_before(&r, n_seq);
+    if (out->n_fault > 0)
+        return br_fail(BR_E_MISMATCH, "%s (%lld fault%s in all)", r.first, (long long)out->n_fault, out->n_fault == 1 ? "" : "s");
+    return BR_OK;
+}

@@ -1,0 +1,23 @@
+/* ledger: a file's digests replayed: attributes, groups of fields, receipts, chain. Layer: proof; includes base and io.
+ *
+ * Finds and names any changed bit of a committed sequence or attribute, and sequences dropped, inserted or reordered. It cannot
+ * tell whether the numbers were right when they were written; that takes a recomputation. */
+#ifndef LEDGER_H
+#define LEDGER_H
+
+#include "rollout_file.h"
+
+enum { LEDGER_TEXT_BYTES = 8192, LEDGER_LINES_MAX = 16 };
+
+typedef struct ledger_result {
+    int64_t n_seq;
+    int64_t n_fault;            /* attribute faults and sequences with a fault */
+    int64_t first_seq;          /* -1: none; an attribute fault is of no sequence */
+    br_digest link;             /* the last of the chain as stored; the first link when the file is empty */
+    char text[LEDGER_TEXT_BYTES]; /* a line a fault, LEDGER_LINES_MAX at most; "" when there is none */
+} ledger_result;
+
+/* BR_E_MISMATCH with the first fault as the sentence; BR_OK when everything agrees. */
+br_status ledger_check(const rollout_reader *reader, ledger_result *out);
+
+#endif

@@ -1,0 +1,189 @@
+/* N-HEAD, N-SAMPLE and N-RNG word for word; see slow_head.h. */
+#include "slow_head.h"
+
+#include "bi_fn.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- N-HEAD ------------------------------------------------------------------------------------------------------------ */
+
+float slow_z(float x, float temperature) {
+    float z = x / (temperature == 0.0f ? 1.0f : temperature);
+    if (z > 0x1p118f)
+        z = 0x1p118f;
+    if (z < -0x1p118f)
+        z = -0x1p118f;
+    return z == 0.0f ? 0.0f : z;
+}
+
+/* SUM(128) with its 256 partials, the upper half of which stays +0. */
+static float slow_sum128(const float *x, int n) {
+    float p[256];
+    for (int i = 0; i < 256; i++)
+        p[i] = 0.0f;
+    for (int j = 0; j < n; j++)
+        p[j % 256] = p[j % 256] + x[j];
+    for (int h = 128; h >= 1; h /= 2)
+        for (int i = 0; i < h; i++)
+            p[i] = p[i] + p[i + h];
+    return p[0];
+}
+
+slow_softmax slow_softmax_of(const float *x, int n, float temperature) {
+    int n_block = (n + 127) / 128;
+    float *m = malloc(sizeof *m * (size_t)n_block), *l = malloc(sizeof *l * (size_t)n_block), *d = malloc(sizeof *d * (size_t)n_block);
+    float max = 0.0f;
+    for (int b = 0; b < n_block; b++) {
+        int first = b * 128, count = n - first < 128 ? n - first : 128;
+        float e[128], product[128];
+        m[b] = slow_z(x[first], temperature);
+        for (int i = 1; i < count; i++)
+            if (slow_z(x[first + i], temperature) > m[b])
+                m[b] = slow_z(x[first + i], temperature);
+        for (int i = 0; i < count; i++) {
+            float below = slow_z(x[first + i], temperature) - m[b];
+            e[i] = bi_exp(below);
+            product[i] = e[i] * below;
+        }
+        l[b] = slow_sum128(e, count);
+        d[b] = slow_sum128(product, count);
+        if (b == 0 || m[b] > max)
+            max = m[b];
+    }
+    float sum = 0.0f, dot = 0.0f;
+    for (int b = 0; b < n_block; b++) {
+        float shift = m[b] - max, w = bi_exp(shift);
+        sum = fmaf(l[b], w, sum);
+        dot = fmaf(fmaf(l[b], shift, d[b]), w, dot);
+    }
+    free(m), free(l), free(d);
+    float ratio = dot / sum;
+    slow_softmax out = {max, bi_log(sum), bi_log(sum) - ratio};
+    return out;
+}
+
+float slow_logprob(const slow_softmax *s, float z) {
+    float below = z - s->max;
+    return below - s->log_sum;
+}
+
+/* ---- N-RNG ------------------------------------------------------------------------------------------------------------- */
+
+uint64_t slow_philox_u64(const bi_sampling *set) {
+    uint32_t key[2] = {(uint32_t)set->seed, (uint32_t)(set->seed >> 32)};
+    uint32_t c[4] = {(uint32_t)set->position, set->sample * 256u + 0u, (uint32_t)set->uid_hash, (uint32_t)(set->uid_hash >> 32)};
+    for (int round = 0; round < 10; round++) {
+        uint64_t p0 = 0xD2511F53ull * c[0], p1 = 0xCD9E8D57ull * c[2];
+        uint32_t next[4] = {(uint32_t)(p1 >> 32) ^ c[1] ^ key[0], (uint32_t)p1, (uint32_t)(p0 >> 32) ^ c[3] ^ key[1], (uint32_t)p0};
+        memcpy(c, next, sizeof c);
+        key[0] += 0x9E3779B9u;
+        key[1] += 0xBB67AE85u;
+    }
+    return c[0] + ((uint64_t)c[1] << 32);
+}
+
+/* ---- N-SAMPLE ---------------------------------------------------------------------------------------------------------- */
+
+static const float *sort_z;
+
+/* P4: value descending, index ascending. z has no -0. */
+static int by_p4(const void *a, const void *b) {
+    int i = *(const int *)a, j = *(const int *)b;
+    if (sort_z[i] != sort_z[j])
+        return sort_z[i] > sort_z[j] ? -1 : 1;
+    return i < j ? -1 : 1;
+}
+
+typedef struct slow_row {
+    int n;
+    float max;
+    float *z;
+    int *order;  /* all ids in P4 order */
+    char *kept;
+} slow_row;
+
+static uint64_t weight(const slow_row *row, int i) {
+    float below = row->z[i] - row->max;
+    return row->kept[i] ? (uint64_t)(bi_exp(below) * 0x1p40f) : 0;
+}
+
+static uint64_t weight_sum(const slow_row *row) {
+    uint64_t sum = 0;
+    for (int i = 0; i < row->n; i++)
+        sum += weight(row, i);
+    return sum;
+}
+
+static void apply_top_p(slow_row *row, uint64_t top_p) {
+    unsigned __int128 scaled = (unsigned __int128)top_p * weight_sum(row);
+    unsigned __int128 need = (scaled >> 32) + ((scaled & 0xffffffffu) != 0);
+    unsigned __int128 sum = 0;
+    for (int at = 0; at < row->n; at++) {
+        int i = row->order[at];
+        if (sum >= need)
+            row->kept[i] = 0;
+        else
+            sum += weight(row, i);
+    }
+}
+
+static void apply_filters(slow_row *row, const bi_sampling *set) {
+    float threshold = set->min_p > 0.0f ? row->max + bi_log(set->min_p) : 0.0f;
+    for (int i = 0; i < row->n; i++)
+        row->kept[i] = !(set->min_p > 0.0f) || row->z[i] >= threshold;
+    int n_kept = 0;
+    for (int at = 0; at < row->n; at++)
+        if (row->kept[row->order[at]] && set->top_k > 0 && n_kept++ >= set->top_k)
+            row->kept[row->order[at]] = 0;
+    if (set->top_p_q32 < 1ull << 32)
+        apply_top_p(row, set->top_p_q32);
+}
+
+static int draw(const slow_row *row, uint64_t u) {
+    uint64_t r = (uint64_t)(((unsigned __int128)u * weight_sum(row)) >> 64), sum = 0;
+    for (int i = 0; i < row->n; i++) {
+        sum += weight(row, i);
+        if (sum > r)
+            return i;
+    }
+    return -1;
+}
+
+static void choose(slow_row *row, const bi_sampling *set, uint64_t u, int forced, slow_sampled *out) {
+    if (set->temperature == 0.0f) {
+        for (int i = 0; i < row->n; i++)
+            row->kept[i] = i == row->order[0];
+        out->token = forced >= 0 ? forced : row->order[0];
+        out->logprob_kept = row->kept[out->token] ? 0.0f : -INFINITY;
+        return;
+    }
+    apply_filters(row, set);
+    out->token = forced >= 0 ? forced : draw(row, u);
+    float below = row->z[out->token] - row->max;
+    out->logprob_kept = row->kept[out->token] ? below - bi_log((float)weight_sum(row) * 0x1p-40f) : -INFINITY;
+}
+
+void slow_sample(const float *x, int n, const bi_sampling *set, uint64_t u, int forced, slow_sampled *out) {
+    slow_row row = {.n = n, .z = malloc(sizeof(float) * (size_t)n), .order = malloc(sizeof(int) * (size_t)n), .kept = malloc((size_t)n)};
+    for (int i = 0; i < n; i++) {
+        row.z[i] = slow_z(x[i], set->temperature);
+        row.order[i] = i;
+    }
+    sort_z = row.z;
+    qsort(row.order, (size_t)n, sizeof *row.order, by_p4);
+    row.max = row.z[row.order[0]];
+    choose(&row, set, u, forced, out);
+    out->n_kept = 0;
+    for (int i = 0; i < n; i++)
+        out->n_kept += row.kept[i];
+    slow_softmax scaled = slow_softmax_of(x, n, set->temperature), raw = slow_softmax_of(x, n, 1.0f);
+    out->logprob = slow_logprob(&scaled, row.z[out->token]);
+    out->logprob_raw = slow_logprob(&raw, slow_z(x[out->token], 1.0f));
+    out->entropy = set->entropy ? scaled.entropy : bi_f32_of(0x7fc00000u);
+    for (int i = 0; i < set->n_top; i++) {
+        out->top[i].token = row.order[i];
+        out->top[i].logprob = slow_logprob(&scaled, row.z[row.order[i]]);
+    }
+    free(row.z), free(row.order), free(row.kept);
+}

@@ -1,0 +1,29 @@
+/* test_support: what the suites share. Every tests/test_<name>.c exports `Suite *test_<name>_suite(void)`. */
+#ifndef TEST_SUPPORT_H
+#define TEST_SUPPORT_H
+
+#include <check.h>
+#include <stdint.h>
+
+int test_is_long(void);                       /* ./run test --long */
+int test_thread_count(void);                  /* 2 */
+const char *test_source_dir(void);            /* root of the source tree */
+const char *test_tmp_dir(void);               /* an empty folder of this test process, removed at exit */
+uint64_t test_mix(uint64_t x);                /* a 64-bit mixer: random inputs from counters */
+/* Fresh random seed per run in --long, fixed otherwise; printed on failure by the suites that use it. */
+uint64_t test_seed(void);
+
+#define CHECK_OK(call)                                                                                   \
+    do {                                                                                                 \
+        br_status check_ok_status_ = (call);                                                             \
+        ck_assert_msg(check_ok_status_ == BR_OK, "%s: %s: %s", #call, br_status_name(check_ok_status_), \
+                      br_last_error());                                                                  \
+    } while (0)
+#define CHECK_FAILS(call, wanted)                                                                                            \
+    do {                                                                                                                     \
+        br_status check_fails_status_ = (call);                                                                              \
+        ck_assert_msg(check_fails_status_ == (wanted), "%s: got %s (%s), wanted %s", #call,                                  \
+                      br_status_name(check_fails_status_), br_last_error(), br_status_name(wanted));                         \
+    } while (0)
+
+#endif
