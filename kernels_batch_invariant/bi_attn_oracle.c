@@ -69,6 +69,7 @@ br_status BI_FN(bi_latent_store)(bi_ctx *ctx, const bi_latent_store_args *a) {
 /* What one query works in; a thread has one. */
 typedef struct work {
     int32_t n_head, d_score, d_value;    /* d_score: d_kv_latent + d_rope to 16; d_value: d_kv_latent to 32 */
+    int32_t v_ld;                        /* d_value to an odd multiple of 32: rows 2 KiB apart would fight for 4 sets of L1 */
     bi_bf16 *line;                       /* (max(d_score, 64)) a row on its way to be packed */
     bi_bf16 *zero;                       /* (d_score) the latent row of an absent lane */
     float *qf, *wf;                      /* (n_head, d_score) packed [q~ | q_r]; (n_head, 64) packed R(e) */
@@ -77,7 +78,7 @@ typedef struct work {
     const int16_t **xe;
     int32_t *position;                   /* (n_select) class by class, ascending in each */
     bi_bf16 *panel;                      /* (d_score, 32) latent rows transposed, then packed into kf, ke */
-    float *kf, *vf;                      /* (d_score, 32); (64, d_value) packed latent rows of one block */
+    float *kf, *vf;                      /* (d_score, 32); (64, v_ld) packed latent rows of one block */
     int16_t *ke, *ve;
     float *score;                        /* (n_head, 64) of the group */
     float *m, *l, *acc;                  /* (class, n_head), (class, n_head), (class, n_head, d_value) */
@@ -98,6 +99,7 @@ static size_t carve(work *w, unsigned char *base, int32_t n_head, int32_t d_kv_l
     w->n_head = n_head;
     w->d_score = bi_pad_k(d_kv_latent + d_rope);
     w->d_value = pad_panel(d_kv_latent);
+    w->v_ld = w->d_value | BI_PANEL;
     size_t d_score = (size_t)w->d_score, d_value = (size_t)w->d_value;
     w->line = take(base, &used, sizeof *w->line * (d_score > GROUP ? d_score : GROUP));
     w->zero = take(base, &used, sizeof *w->zero * d_score);
@@ -111,8 +113,8 @@ static size_t carve(work *w, unsigned char *base, int32_t n_head, int32_t d_kv_l
     w->panel = take(base, &used, sizeof *w->panel * d_score * BI_PANEL);
     w->kf = take(base, &used, sizeof *w->kf * d_score * BI_PANEL);
     w->ke = take(base, &used, sizeof *w->ke * d_score * BI_PANEL);
-    w->vf = take(base, &used, sizeof *w->vf * GROUP * d_value);
-    w->ve = take(base, &used, sizeof *w->ve * GROUP * d_value);
+    w->vf = take(base, &used, sizeof *w->vf * GROUP * (size_t)w->v_ld);
+    w->ve = take(base, &used, sizeof *w->ve * GROUP * (size_t)w->v_ld);
     w->score = take(base, &used, sizeof *w->score * heads * GROUP);
     w->m = take(base, &used, sizeof *w->m * BI_ATT_CLASSES * heads);
     w->l = take(base, &used, sizeof *w->l * BI_ATT_CLASSES * heads);
@@ -247,13 +249,13 @@ static void join_block(work *w, int c, int32_t d_kv_latent, int first, int n, in
     int32_t d = w->d_value, n_k = bi_pad_k(n);
     for (int32_t h = 0; h < w->n_head; h++)
         weigh(w, c, h, w->score + (size_t)h * GROUP + first, n, first_block);
+    size_t v_ld = (size_t)w->v_ld;
     for (int32_t i = 0; i < n_k; i++)
-        BI_FN(bi_pack_row)(i < n ? w->row[first + i] : w->zero, i < n ? d_kv_latent : 0, d, w->vf + (size_t)i * (size_t)d,
-                           w->ve + (size_t)i * (size_t)d);
+        BI_FN(bi_pack_row)(i < n ? w->row[first + i] : w->zero, d_kv_latent, d, w->vf + (size_t)i * v_ld, w->ve + (size_t)i * v_ld);
     set_rows(w, w->wf, w->we, GROUP);
     float *acc = w->acc + (size_t)c * (size_t)w->n_head * (size_t)d;
     for (int32_t lane = 0; lane < d; lane += BI_PANEL)
-        BI_FN(bi_chain_panel)(w->n_head, w->xf, w->xe, n_k, w->vf + lane, w->ve + lane, (size_t)d, acc + lane, (size_t)d);
+        BI_FN(bi_chain_panel)(w->n_head, w->xf, w->xe, n_k, w->vf + lane, w->ve + lane, v_ld, acc + lane, (size_t)d);
 }
 
 /* Class lists are cut every 64 entries: the end of the block that begins at `begin`, itself a cut. */

@@ -57,8 +57,8 @@ static void attnres_row(const void *args, int32_t t) {
 
 br_status BI_FN(bi_attnres)(bi_ctx *ctx, const bi_attnres_args *a) {
     if (a->n_row < 0 || a->d < 1 || a->n_bank < 1 || a->n_bank > BR_BANK_MAX)
-        return br_fail(BR_E_SHAPE, "attnres: %d rows of %d, bank of %d: expected n_row >= 0, d >= 1, a bank of 1 to %d", a->n_row,
-                       a->d, a->n_bank, BR_BANK_MAX);
+        return br_fail(BR_E_SHAPE, "attnres: %d rows of %d, bank of %d: expected n_row >= 0, d >= 1, a bank of 1 to %d",
+                       a->n_row, a->d, a->n_bank, BR_BANK_MAX);
     bi_rows_run(ctx, attnres_row, a, a->n_row, 2 * (int64_t)a->d * (a->n_bank + 1));
     return BR_OK;
 }

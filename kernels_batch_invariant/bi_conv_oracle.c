@@ -67,12 +67,13 @@ static void conv_tile(const void *args, int32_t job) {
 
 br_status BI_FN(bi_conv)(bi_ctx *ctx, const bi_conv_args *a) {
     if (a->batch->n_row < 0 || a->n_chan < 1)
-        return br_fail(BR_E_SHAPE, "conv: %d rows of %d channels: expected n_row >= 0, n_chan >= 1", a->batch->n_row, a->n_chan);
+        return br_fail(BR_E_SHAPE, "conv: %d rows of %d channels: expected n_row >= 0, n_chan >= 1", a->batch->n_row,
+                       a->n_chan);
     if (a->x_ld < a->n_chan || a->y_ld < a->n_chan)
         return br_fail(BR_E_SHAPE, "conv: row strides %d and %d: expected at least %d", a->x_ld, a->y_ld, a->n_chan);
     if (((uintptr_t)a->history.base | a->history.seq_bytes) % sizeof(bi_bf16))
-        return br_fail(BR_E_ALIGN, "conv: history at %p, %zu bytes a sequence: expected multiples of %zu", (void *)a->history.base,
-                       a->history.seq_bytes, sizeof(bi_bf16));
+        return br_fail(BR_E_ALIGN, "conv: history at %p, %zu bytes a sequence: expected multiples of %zu",
+                       (void *)a->history.base, a->history.seq_bytes, sizeof(bi_bf16));
     if (a->batch->n_row == 0)
         return BR_OK;
     int32_t n_tile = (a->n_chan + CONV_TILE - 1) / CONV_TILE;

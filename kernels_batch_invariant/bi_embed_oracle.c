@@ -13,8 +13,8 @@ static void embed_row(const void *args, int32_t t) {
 
 br_status BI_FN(bi_embed)(bi_ctx *ctx, const bi_embed_args *a) {
     if (a->n_row < 0 || a->d_model < 1 || a->n_vocab < 1)
-        return br_fail(BR_E_SHAPE, "embed: %d rows of %d from %d tokens: expected n_row >= 0, d_model and n_vocab >= 1", a->n_row,
-                       a->d_model, a->n_vocab);
+        return br_fail(BR_E_SHAPE, "embed: %d rows of %d from %d tokens: expected n_row >= 0, d_model and n_vocab >= 1",
+                       a->n_row, a->d_model, a->n_vocab);
     for (int32_t t = 0; t < a->n_row; t++)
         if (a->token[t] < 0 || a->token[t] >= a->n_vocab)
             return br_fail(BR_E_SHAPE, "embed: token %d in row %d: expected 0 to %d", a->token[t], t, a->n_vocab - 1);

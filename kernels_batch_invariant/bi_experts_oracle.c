@@ -43,7 +43,7 @@ typedef struct work {
     packed x, h, t1, t3; /* input, activation, and T of two maps; T of w2 takes the place of t1 */
 } work;
 
-/* ---- scratch ------------------------------------------------------------------------------------------------------------ */
+/* ---- scratch ------------------------------------------------------------------------------------------------------- */
 
 static size_t shared_bytes(int32_t n_row, int32_t topk, int32_t n_expert) {
     size_t n_pair = (size_t)n_row * (size_t)topk, n_tile = (size_t)n_expert + n_pair / TILE_ROWS;
@@ -82,7 +82,7 @@ static void place_scratch(const experts_run *run, int thread, work *w) {
     }
 }
 
-/* ---- one tile ------------------------------------------------------------------------------------------------------------- */
+/* ---- one tile ------------------------------------------------------------------------------------------------------ */
 
 static int32_t slot_of(const bi_experts_args *a, int32_t pair) {
     return a->row_slot ? a->row_slot[pair / a->topk] : -1;
@@ -115,7 +115,8 @@ static void gather(const experts_run *run, const tile *of, work *w) {
         if (i == 0 || w->slot[i] != w->slot[i - 1])
             w->group[w->n_group++] = i;
         size_t at = (size_t)i * w->x.ld;
-        BI_FN(bi_pack_row)(a->x + (size_t)(w->pair[i] / a->topk) * (size_t)a->d, a->d, (int32_t)w->x.ld, w->x.f + at, w->x.e + at);
+        const bi_bf16 *x = a->x + (size_t)(w->pair[i] / a->topk) * (size_t)a->d;
+        BI_FN(bi_pack_row)(x, a->d, (int32_t)w->x.ld, w->x.f + at, w->x.e + at);
     }
     w->group[w->n_group] = w->n_row;
 }
@@ -149,8 +150,8 @@ static void make_all_t(const work *w, const packed *x, const bi_adapter *lora, c
 }
 
 /* One panel of a map for all rows of the tile: the base chain, continued group by group through B. */
-static void chain_panel(const work *w, const packed *x, const bi_mat *map, const bi_adapter *lora, const packed *t, int32_t panel,
-                        float acc[TILE_ROWS][BI_PANEL]) {
+static void chain_panel(const work *w, const packed *x, const bi_mat *map, const bi_adapter *lora, const packed *t,
+                        int32_t panel, float acc[TILE_ROWS][BI_PANEL]) {
     memset(acc, 0, sizeof *acc * (size_t)w->n_row);
     bi_gemm_rows(w->n_row, x->f, x->e, x->ld, map, panel, panel + 1, acc[0], BI_PANEL);
     for (int32_t g = 0; g < w->n_group; g++) {
@@ -162,7 +163,8 @@ static void chain_panel(const work *w, const packed *x, const bi_mat *map, const
     }
 }
 
-static inline void act_row(const bi_act *act, const float *restrict g, const float *restrict u, int32_t n, bi_bf16 *restrict h) {
+static inline void act_row(const bi_act *act, const float *restrict g, const float *restrict u, int32_t n,
+                           bi_bf16 *restrict h) {
     if (act->situ)
         for (int32_t l = 0; l < n; l++)
             h[l] = bi_act_situ(g[l], u[l], act->beta, act->linear_beta);
@@ -212,7 +214,7 @@ static void tile_job(void *context, int job, int thread) {
     down(&w);
 }
 
-/* ---- the op ---------------------------------------------------------------------------------------------------------------- */
+/* ---- the op -------------------------------------------------------------------------------------------------------- */
 
 /* Counting sort of the pairs by expert, then tiles. offset (n_expert + 1): scratch. */
 static void group_pairs(experts_run *run, int32_t *offset) {
@@ -234,8 +236,8 @@ static void group_pairs(experts_run *run, int32_t *offset) {
 
 static br_status check_map(const bi_mat *map, const char *name, int32_t expert, int32_t n_out, int32_t n_in) {
     if (!map->data || map->n_out != n_out || map->n_in != n_in)
-        return br_fail(BR_E_SHAPE, "experts: %s of expert %d is (%d, %d): expected (%d, %d)", name, expert, map->n_out, map->n_in,
-                       n_out, n_in);
+        return br_fail(BR_E_SHAPE, "experts: %s of expert %d is (%d, %d): expected (%d, %d)", name, expert, map->n_out,
+                       map->n_in, n_out, n_in);
     return BR_OK;
 }
 
@@ -245,7 +247,8 @@ static br_status check_adapter(const bi_ctx *ctx, const bi_adapter *adapter, int
     const bi_mat *a = &adapter->a, *b = &adapter->b;
     if (!b->data || a->n_in != n_in || b->n_out != n_out || a->n_out != b->n_in || a->n_out < 1 ||
         bi_pad_k(a->n_out) > bi_pad_k(ctx->limits.rank))
-        return br_fail(BR_E_SHAPE, "experts: adapter A (%d, %d), B (%d, %d) on a map (%d, %d) of expert %d: expected one rank of 1 to %d",
+        return br_fail(BR_E_SHAPE,
+                       "experts: A (%d, %d), B (%d, %d) on a map (%d, %d) of expert %d: expected a rank of 1 to %d",
                        a->n_out, a->n_in, b->n_out, b->n_in, n_out, n_in, expert, bi_pad_k(ctx->limits.rank));
     return BR_OK;
 }
@@ -266,8 +269,8 @@ static br_status check_args(const bi_ctx *ctx, const bi_experts_args *a) {
     const bi_limits *l = &ctx->limits;
     if (a->n_row < 0 || a->n_row > l->n_row || a->topk < 1 || a->topk > l->n_expert_topk || a->n_expert < 1 ||
         a->n_expert > l->n_expert)
-        return br_fail(BR_E_SHAPE, "experts: %d rows, %d of %d experts: expected 0 to %d, 1 to %d, 1 to %d", a->n_row, a->topk,
-                       a->n_expert, l->n_row, l->n_expert_topk, l->n_expert);
+        return br_fail(BR_E_SHAPE, "experts: %d rows, %d of %d experts: expected 0 to %d, 1 to %d, 1 to %d", a->n_row,
+                       a->topk, a->n_expert, l->n_row, l->n_expert_topk, l->n_expert);
     if (a->d < 1 || a->d > l->d_expert || a->d_ff < 1 || a->d_ff > l->d_expert_ff)
         return br_fail(BR_E_SHAPE, "experts: widths %d and %d: expected 1 to %d, 1 to %d", a->d, a->d_ff, l->d_expert,
                        l->d_expert_ff);
@@ -287,7 +290,7 @@ br_status BI_FN(bi_experts)(bi_ctx *ctx, const bi_experts_args *a) {
     return BR_OK;
 }
 
-/* ---- combine ----------------------------------------------------------------------------------------------------------------- */
+/* ---- combine ------------------------------------------------------------------------------------------------------- */
 
 static void combine_row(const void *args, int32_t t) {
     const bi_combine_args *a = args;
@@ -308,8 +311,8 @@ static void combine_row(const void *args, int32_t t) {
 
 br_status BI_FN(bi_combine)(bi_ctx *ctx, const bi_combine_args *a) {
     if (a->n_row < 0 || a->d < 1 || a->topk < 1)
-        return br_fail(BR_E_SHAPE, "combine: %d rows of %d from %d experts: expected n_row >= 0, d >= 1, topk >= 1", a->n_row, a->d,
-                       a->topk);
+        return br_fail(BR_E_SHAPE, "combine: %d rows of %d from %d experts: expected n_row >= 0, d >= 1, topk >= 1",
+                       a->n_row, a->d, a->topk);
     bi_rows_run(ctx, combine_row, a, a->n_row, (int64_t)a->d * a->topk);
     return BR_OK;
 }

@@ -24,8 +24,8 @@ static void silu_row(const void *args, int32_t t) {
 
 br_status BI_FN(bi_glu)(bi_ctx *ctx, const bi_glu_args *a) {
     if (a->n_row < 0 || a->d < 1 || a->ld < a->d)
-        return br_fail(BR_E_SHAPE, "glu: %d rows of %d at stride %lld: expected n_row >= 0, d >= 1, stride >= d", a->n_row, a->d,
-                       (long long)a->ld);
+        return br_fail(BR_E_SHAPE, "glu: %d rows of %d at stride %lld: expected n_row >= 0, d >= 1, stride >= d", a->n_row,
+                       a->d, (long long)a->ld);
     /* One element costs two tanh and a sigmoid, about 16 plain element steps. */
     bi_rows_run(ctx, a->act.situ ? situ_row : silu_row, a, a->n_row, 16 * (int64_t)a->d);
     return BR_OK;

@@ -95,12 +95,14 @@ static br_status check_args(const bi_ctx *ctx, const bi_score_args *a) {
         return br_fail(BR_E_SHAPE, "score: %d rows of %d, %d tokens: expected n_row >= 0, 1 to %d, 1 to %d", a->n_row, a->d,
                        a->n_vocab, ctx->limits.d_model, ctx->limits.n_vocab);
     if (!a->w.data || a->w.n_out != a->n_vocab || a->w.n_in != a->d)
-        return br_fail(BR_E_SHAPE, "score: the head is (%d, %d): expected (%d, %d)", a->w.n_out, a->w.n_in, a->n_vocab, a->d);
+        return br_fail(BR_E_SHAPE, "score: the head is (%d, %d): expected (%d, %d)", a->w.n_out, a->w.n_in, a->n_vocab,
+                       a->d);
     for (int32_t t = 0; t < a->n_row; t++) {
         if (a->token[t] < 0 || a->token[t] >= a->n_vocab)
             return br_fail(BR_E_SHAPE, "score: row %d asks for token %d of %d", t, a->token[t], a->n_vocab);
         if (!bi_head_temperature_ok(a->temperature[t]))
-            return br_fail(BR_E_ARG, "score: row %d has temperature %g: expected 0 or 2^-10 to 2^10", t, (double)a->temperature[t]);
+            return br_fail(BR_E_ARG, "score: row %d has temperature %g: expected 0 or 2^-10 to 2^10", t,
+                           (double)a->temperature[t]);
     }
     return BR_OK;
 }

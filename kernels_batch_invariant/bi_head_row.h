@@ -1,8 +1,8 @@
-/* bi_head_row: the softmax of one row of logits in sub-blocks of 128, shared by score and sample.      Contract: N-HEAD, N-SUM
+/* bi_head_row: the softmax of one row of logits in sub-blocks of 128, for score and sample.      Contract: N-HEAD, N-SUM
  *
  * Layer: kernels_batch_invariant, internal to the oracle's op files. A row is cut into sub-blocks; each gives a bi_head_part
  * on its own, and the parts are merged in ascending order once the true maximum is known. So a part may be computed by any
- * thread, straight from the accumulators of the head's product (score) or from stored logits (sample), with the same bits. */
+ * thread, straight from the accumulators of the head's product (score) or from stored logits (sample), with equal bits. */
 #ifndef BI_HEAD_ROW_H
 #define BI_HEAD_ROW_H
 
@@ -11,8 +11,8 @@
 #include "bi_sum.h"
 
 /* The bound of |z|. x/T leaves binary32 when |x| >= 2^118 at T = 2^-10, and the spread of two finite logits can leave it as
- * well: either would put Inf - Inf or 0 * Inf into a row whose logits passed their check. With this bound the largest step of
- * the merge is l_b <= 2^7 times a spread of 2^119. */
+ * well: either would put Inf - Inf or 0 * Inf into a row whose logits passed their check. With this bound the largest step
+ * of the merge is l_b <= 2^7 times a spread of 2^119. */
 #define BI_HEAD_Z_MAX 0x1p118f
 
 typedef struct bi_head_part {

@@ -101,8 +101,10 @@ static void dot(const float *restrict s, const float *restrict x, int32_t d, flo
         begin_chains(chain);
         for (int32_t key = BI_KDA_KEYS * l; key < d; key += KDA_KEY_BLOCK)
             for (int n = 0; n < BI_KDA_KEYS; n++)
-                for (int i = 0; i < KDA_PANEL; i++)
-                    chain[n % BI_KDA_CHAINS][i] = BI_FMA(s[(key + n) * KDA_PANEL + i], x[key + n], chain[n % BI_KDA_CHAINS][i]);
+                for (int i = 0; i < KDA_PANEL; i++) {
+                    float *c = &chain[n % BI_KDA_CHAINS][i];
+                    *c = BI_FMA(s[(key + n) * KDA_PANEL + i], x[key + n], *c);
+                }
         end_chains(chain, p[l]);
     }
     fold(p, out);
@@ -118,9 +120,9 @@ static void update_dot(float *restrict s, const float *restrict a, const float *
         for (int32_t key = BI_KDA_KEYS * l; key < d; key += KDA_KEY_BLOCK)
             for (int n = 0; n < BI_KDA_KEYS; n++)
                 for (int i = 0; i < KDA_PANEL; i++) {
-                    float *at = &s[(key + n) * KDA_PANEL + i];
+                    float *at = &s[(key + n) * KDA_PANEL + i], *c = &chain[n % BI_KDA_CHAINS][i];
                     *at = BI_FMA(k[key + n], u[i], a[key + n] * *at);
-                    chain[n % BI_KDA_CHAINS][i] = BI_FMA(*at, q[key + n], chain[n % BI_KDA_CHAINS][i]);
+                    *c = BI_FMA(*at, q[key + n], *c);
                 }
         end_chains(chain, p[l]);
     }
@@ -161,13 +163,14 @@ static void kda_head(const void *args, int32_t job) {
 
 br_status BI_FN(bi_kda)(bi_ctx *ctx, const bi_kda_args *a) {
     if (a->batch->n_row < 0 || a->n_head < 1 || a->d < KDA_PANEL || a->d > KDA_D_MAX || a->d % KDA_PANEL)
-        return br_fail(BR_E_SHAPE, "kda: %d rows of %d heads of %d: expected n_row >= 0, n_head >= 1, d a multiple of %d up to %d",
+        return br_fail(BR_E_SHAPE,
+                       "kda: %d rows of %d heads of %d: expected n_row >= 0, n_head >= 1, d a multiple of %d up to %d",
                        a->batch->n_row, a->n_head, a->d, KDA_PANEL, KDA_D_MAX);
     if (a->ld < a->n_head * a->d)
         return br_fail(BR_E_SHAPE, "kda: row stride %d: expected at least %d", a->ld, a->n_head * a->d);
     if (((uintptr_t)a->state.base | a->state.seq_bytes) % sizeof(float))
-        return br_fail(BR_E_ALIGN, "kda: state at %p, %zu bytes a sequence: expected multiples of %zu", (void *)a->state.base,
-                       a->state.seq_bytes, sizeof(float));
+        return br_fail(BR_E_ALIGN, "kda: state at %p, %zu bytes a sequence: expected multiples of %zu",
+                       (void *)a->state.base, a->state.seq_bytes, sizeof(float));
     if (a->batch->n_row == 0)
         return BR_OK;
     int64_t cost = (int64_t)a->batch->n_row * a->d * a->d / a->batch->n_seg;

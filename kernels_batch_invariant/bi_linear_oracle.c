@@ -93,8 +93,8 @@ static br_status check_adapter(const bi_ctx *ctx, const bi_linear_args *args, in
             continue;
         const bi_mat *a = &adapter->a, *b = &adapter->b, *w = args->w;
         if (a->n_in != w->n_in || b->n_out != w->n_out || a->n_out != b->n_in || !b->data)
-            return br_fail(BR_E_SHAPE, "adapter slot %d, head %d: A (%d, %d) and B (%d, %d) do not fit a map (%d, %d)", slot, h,
-                           a->n_out, a->n_in, b->n_out, b->n_in, w->n_out, w->n_in);
+            return br_fail(BR_E_SHAPE, "adapter slot %d, head %d: A (%d, %d) and B (%d, %d) do not fit a map (%d, %d)", slot,
+                           h, a->n_out, a->n_in, b->n_out, b->n_in, w->n_out, w->n_in);
         if (a->n_out < 1 || bi_pad_k(a->n_out) > bi_pad_k(ctx->limits.rank))
             return br_fail(BR_E_SHAPE, "adapter slot %d, head %d: rank %d, expected 1 to %d", slot, h, a->n_out,
                            bi_pad_k(ctx->limits.rank));
@@ -107,8 +107,8 @@ static br_status check_args(const bi_ctx *ctx, const bi_linear_args *args) {
         return br_fail(BR_E_SHAPE, "linear: %d rows of %d maps, expected at least 0 and 1", args->n_row, args->n_head);
     const bi_mat *w = args->w;
     if (w->n_in < 1 || w->n_in > ctx->limits.d_in || w->n_out < 1 || !w->data)
-        return br_fail(BR_E_SHAPE, "linear: a map (%d, %d), expected 1 to %d inputs and at least 1 output", w->n_out, w->n_in,
-                       ctx->limits.d_in);
+        return br_fail(BR_E_SHAPE, "linear: a map (%d, %d), expected 1 to %d inputs and at least 1 output", w->n_out,
+                       w->n_in, ctx->limits.d_in);
     for (int32_t h = 1; h < args->n_head; h++)
         if (w[h].n_in != w->n_in || w[h].n_out != w->n_out || !w[h].data)
             return br_fail(BR_E_SHAPE, "linear: map %d is (%d, %d), expected (%d, %d) as map 0", h, w[h].n_out, w[h].n_in,
@@ -214,9 +214,10 @@ static void panel_job(void *context, int job, int thread) {
                      acc[from - begin], BI_PANEL);
     }
     int32_t width = args->w->n_out - panel * BI_PANEL < BI_PANEL ? args->w->n_out - panel * BI_PANEL : BI_PANEL;
-    for (int32_t i = begin; i < end; i++)
-        store_row(args, block->row[i], block->row[i] * args->y_ld + head * args->y_head_ld + panel * BI_PANEL, acc[i - begin],
-                  width);
+    for (int32_t i = begin; i < end; i++) {
+        int64_t at = block->row[i] * args->y_ld + head * args->y_head_ld + panel * BI_PANEL;
+        store_row(args, block->row[i], at, acc[i - begin], width);
+    }
 }
 
 br_status BI_FN(bi_linear)(bi_ctx *ctx, const bi_linear_args *args) {

@@ -1,6 +1,6 @@
 /* Opens the oracle backend: picks the instruction set, makes the scratch; and the constants of a model, rounded once.
  *
- * Layer: kernels_batch_invariant. Compiled once. The instruction set changes speed only: the three tables have equal bits. */
+ * Layer: kernels_batch_invariant. Compiled once. The instruction set changes the speed only: the tables have equal bits. */
 #include "bi_bits.h"
 #include "br_mem.h"
 

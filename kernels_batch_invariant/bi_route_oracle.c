@@ -17,7 +17,8 @@ typedef struct route_run {
 } route_run;
 
 static size_t thread_bytes(int32_t k_pad, int32_t n_column) {
-    return (size_t)BI_GEMM_ROWS * ((size_t)k_pad * PACKED + (size_t)n_column * sizeof(float)) + (size_t)n_column * 2 * sizeof(float);
+    return (size_t)BI_GEMM_ROWS * ((size_t)k_pad * PACKED + (size_t)n_column * sizeof(float)) +
+           (size_t)n_column * 2 * sizeof(float);
 }
 
 #define BI_IS_portable 1
@@ -94,7 +95,8 @@ br_status BI_FN(bi_route)(bi_ctx *ctx, const bi_route_args *a) {
     if (a->topk < 1 || a->topk > a->n_expert)
         return br_fail(BR_E_SHAPE, "route: %d of %d experts: expected 1 to all", a->topk, a->n_expert);
     if (!a->w.data || a->w.n_out != a->n_expert || a->w.n_in != a->d)
-        return br_fail(BR_E_SHAPE, "route: the router is (%d, %d): expected (%d, %d)", a->w.n_out, a->w.n_in, a->n_expert, a->d);
+        return br_fail(BR_E_SHAPE, "route: the router is (%d, %d): expected (%d, %d)", a->w.n_out, a->w.n_in, a->n_expert,
+                       a->d);
     int32_t n_thread = br_pool_thread_count(ctx->pool), share = (a->n_row + n_thread - 1) / n_thread;
     route_run run = {ctx, a, share < 1 ? 1 : share > BI_GEMM_ROWS ? BI_GEMM_ROWS : share};
     br_pool_run(ctx->pool, tile_job, &run, (a->n_row + run.job_rows - 1) / run.job_rows);

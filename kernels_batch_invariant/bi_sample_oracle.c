@@ -97,7 +97,7 @@ static uint32_t key_reaching(const row_work *row, uint64_t *target) {
         uint32_t bin_mask = (1u << width[pass]) - 1;
         for (int32_t i = 0; i < row->n_vocab; i++) {
             uint32_t key = bi_order_key(row->z[i]);
-            if (row->e[i] > 0.0f && (key & mask) == prefix)
+            if ((key & mask) == prefix)
                 sum[(key >> shift[pass]) & bin_mask] += weight_of(row->e[i]);
         }
         uint32_t bin = bin_mask;
@@ -257,12 +257,14 @@ static void run_job(void *context, int t, int thread) {
 static br_status check_setting(const bi_sample_args *a, int32_t t) {
     const bi_sampling *s = &a->setting[t];
     if (!bi_head_temperature_ok(s->temperature))
-        return br_fail(BR_E_ARG, "sample: row %d has temperature %g: expected 0 or 2^-10 to 2^10", t, (double)s->temperature);
+        return br_fail(BR_E_ARG, "sample: row %d has temperature %g: expected 0 or 2^-10 to 2^10", t,
+                       (double)s->temperature);
     if (!(s->min_p >= 0.0f && s->min_p <= 1.0f) || s->top_k < 0 || s->top_p_q32 < 1 || s->top_p_q32 > TOP_P_OFF)
-        return br_fail(BR_E_ARG, "sample: row %d has min_p %g, top_k %d, top_p %llu/2^32: expected 0 to 1, >= 0, 1 to 2^32", t,
-                       (double)s->min_p, s->top_k, (unsigned long long)s->top_p_q32);
+        return br_fail(BR_E_ARG, "sample: row %d has min_p %g, top_k %d, top_p %llu/2^32: expected 0 to 1, >= 0, 1 to 2^32",
+                       t, (double)s->min_p, s->top_k, (unsigned long long)s->top_p_q32);
     if (s->n_top < 0 || s->n_top > BR_TOP_LOGPROBS_MAX || s->n_top > a->n_vocab || (s->n_top > 0 && s->n_top > a->top_ld))
-        return br_fail(BR_E_SHAPE, "sample: row %d asks for %d alternatives: expected 0 to %d within %d tokens and %d places", t,
+        return br_fail(BR_E_SHAPE,
+                       "sample: row %d asks for %d alternatives: expected 0 to %d within %d tokens and %d places", t,
                        s->n_top, BR_TOP_LOGPROBS_MAX, a->n_vocab, a->top_ld);
     if (a->forced && a->forced[t] >= a->n_vocab)
         return br_fail(BR_E_SHAPE, "sample: row %d forces token %d of %d", t, a->forced[t], a->n_vocab);
@@ -271,7 +273,8 @@ static br_status check_setting(const bi_sample_args *a, int32_t t) {
 
 br_status BI_FN(bi_sample)(bi_ctx *ctx, const bi_sample_args *a) {
     if (a->n_row < 0 || a->n_vocab < 1 || a->n_vocab > ctx->limits.n_vocab || a->logit_ld < a->n_vocab)
-        return br_fail(BR_E_SHAPE, "sample: %d rows of %d logits at stride %lld: expected n_row >= 0, 1 to %d logits, stride >= them",
+        return br_fail(BR_E_SHAPE,
+                       "sample: %d rows of %d logits at stride %lld: expected n_row >= 0, 1 to %d logits, stride >= them",
                        a->n_row, a->n_vocab, (long long)a->logit_ld, ctx->limits.n_vocab);
     for (int32_t t = 0; t < a->n_row; t++)
         BR_TRY(check_setting(a, t));

@@ -14,7 +14,7 @@
 static const char SIGNS[] = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~";
 static const char OPERATORS[] = "*+?()[]{}|^$";
 
-/* ---- patterns ---------------------------------------------------------------------------------------------------------- */
+/* ---- patterns --------------------------------------------------------------------------------------------------------- */
 
 /* The key without a leading '^' and a closing '$'. */
 static lora_module pattern_body(const char *key) {
@@ -112,14 +112,15 @@ br_status lora_peft_check_patterns(const lora_peft *peft) {
         const uint8_t *used = peft->pattern_used + p * LORA_PATTERN_MAX;
         json_object_foreach((json_t *)(uintptr_t)pattern[p], key, value) {
             if (!*used++)
-                return br_fail(BR_E_FORMAT, "%s: %s: key '%.200s' matches no module of the adapter, or only after an earlier key",
+                return br_fail(BR_E_FORMAT,
+                               "%s: %s: key '%.200s' matches no module of the adapter, or only after an earlier key",
                                peft->what, p ? "alpha_pattern" : "rank_pattern", key);
         }
     }
     return BR_OK;
 }
 
-/* ---- targets ----------------------------------------------------------------------------------------------------------- */
+/* ---- targets ---------------------------------------------------------------------------------------------------------- */
 
 static int target_names(const char *target, lora_module module) {
     size_t n = strlen(target);
@@ -142,21 +143,22 @@ br_status lora_peft_check_targets(const lora_peft *peft, const br_config *config
             char name[BR_NAME_BYTES];
             lora_module module = {.text = name, .n = lora_module_name(config, FROZEN[f], layer, -1, name)};
             if (peft->targets && lora_peft_is_target(peft, module))
-                return br_fail(BR_E_UNSUPPORTED, "%s: target_modules: an entry names %s: the router and the indexer stay frozen",
-                               peft->what, name);
+                return br_fail(BR_E_UNSUPPORTED,
+                               "%s: target_modules: an entry names %s: the router and the indexer stay frozen", peft->what,
+                               name);
         }
     }
     return BR_OK;
 }
 
-/* ---- adapter_config.json ----------------------------------------------------------------------------------------------- */
+/* ---- adapter_config.json ---------------------------------------------------------------------------------------------- */
 
-/* Keys that are read, or that cannot change what a finished adapter computes. Any other key is a feature that may, so it must
- * be off: null, false, empty, or absent. That holds for features that come after this table was written, too. */
+/* Keys that are read, or that cannot change what a finished adapter computes. Any other key is a feature that may, so it
+ * must be off: null, false, empty, or absent. That holds for features that come after this table was written, too. */
 static const char *const HARMLESS_KEYS[] = {
-    "peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules", "bias", "init_lora_weights",
-    "auto_mapping", "base_model_name_or_path", "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform",
-    "lora_dropout", "megatron_core", "peft_version", "qalora_group_size", "revision", "task_type",
+    "peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules", "bias",
+    "init_lora_weights", "auto_mapping", "base_model_name_or_path", "exclude_modules", "inference_mode", "layers_pattern",
+    "layers_to_transform", "lora_dropout", "megatron_core", "peft_version", "qalora_group_size", "revision", "task_type",
 };
 
 /* Starts that leave the base weights alone. The others (PiSSA, OLoRA, LoftQ, CorDA) train on a shifted base, so that adding
@@ -173,7 +175,8 @@ static int is_one_of(const char *text, const char *const *list, size_t n) {
 
 static int is_off(const json_t *value) {
     return json_is_null(value) || json_is_false(value) || (json_is_array(value) && json_array_size(value) == 0) ||
-           (json_is_object(value) && json_object_size(value) == 0) || (json_is_string(value) && json_string_length(value) == 0);
+           (json_is_object(value) && json_object_size(value) == 0) ||
+           (json_is_string(value) && json_string_length(value) == 0);
 }
 
 static br_status refuse_features(const lora_peft *peft, const json_scope *scope) {
@@ -181,17 +184,19 @@ static br_status refuse_features(const lora_peft *peft, const json_scope *scope)
     const json_t *value;
     json_object_foreach(peft->root, key, value) {
         if (!IS_ONE_OF(key, HARMLESS_KEYS) && !is_off(value))
-            return br_fail(BR_E_UNSUPPORTED, "%s: '%.100s' is set: expected null, false or empty, this feature is not supported",
-                           peft->what, key);
+            return br_fail(BR_E_UNSUPPORTED,
+                           "%s: '%.100s' is set: expected null, false or empty, this feature is not supported", peft->what,
+                           key);
     }
     BR_TRY(json_only_text(scope, "peft_type", "LORA", "only LoRA adapters are supported"));
     BR_TRY(json_only_text(scope, "bias", "none", "adapters with biases are not supported"));
     value = json_object_get(peft->root, "init_lora_weights");
     if (value && !json_is_null(value) && !json_is_boolean(value) &&
         !(json_is_string(value) && IS_ONE_OF(json_string_value(value), PLAIN_STARTS)))
-        return br_fail(BR_E_UNSUPPORTED,
-                       "%s: init_lora_weights is '%.64s': expected true, false or a start that leaves the base weights as published",
-                       peft->what, json_is_string(value) ? json_string_value(value) : "(not text)");
+        return br_fail(
+            BR_E_UNSUPPORTED,
+            "%s: init_lora_weights is '%.64s': expected true, false or a start that leaves the base weights as published",
+            peft->what, json_is_string(value) ? json_string_value(value) : "(not text)");
     return BR_OK;
 }
 
@@ -205,7 +210,8 @@ static br_status check_alpha(const lora_peft *peft, const char *key, const json_
 static br_status check_rank(const lora_peft *peft, const char *key, const json_t *value) {
     json_int_t rank = json_integer_value(value);
     if (!json_is_integer(value) || rank < 1 || rank > LORA_RANK_MAX)
-        return br_fail(BR_E_FORMAT, "%s: %.100s: expected a rank 1 to %d, found %lld", peft->what, key, LORA_RANK_MAX, (long long)rank);
+        return br_fail(BR_E_FORMAT, "%s: %.100s: expected a rank 1 to %d, found %lld", peft->what, key, LORA_RANK_MAX,
+                       (long long)rank);
     return BR_OK;
 }
 
@@ -215,11 +221,14 @@ static br_status take_pattern(const lora_peft *peft, const json_scope *scope, co
     const json_t *value;
     BR_TRY(json_find_object(scope, name, out));
     if (json_object_size(*out) > LORA_PATTERN_MAX)
-        return br_fail(BR_E_LIMIT, "%s: %s has %zu keys: expected at most %d", peft->what, name, json_object_size(*out), LORA_PATTERN_MAX);
+        return br_fail(BR_E_LIMIT, "%s: %s has %zu keys: expected at most %d", peft->what, name, json_object_size(*out),
+                       LORA_PATTERN_MAX);
     json_object_foreach((json_t *)(uintptr_t)*out, key, value) {
         if (!pattern_is_read(key))
-            return br_fail(BR_E_UNSUPPORTED, "%s: %s: key '%.200s': of regular expressions only '.', '.*', '\\' before a sign, '^' and "
-                           "'$' at the ends are supported", peft->what, name, key);
+            return br_fail(BR_E_UNSUPPORTED,
+                           "%s: %s: key '%.200s': of regular expressions only '.', '.*', '\\' before a sign, '^' and "
+                           "'$' at the ends are supported",
+                           peft->what, name, key);
         BR_TRY(check(peft, key, value));
     }
     return BR_OK;
@@ -233,7 +242,8 @@ static br_status take_targets(const json_scope *scope, lora_peft *out) {
     if (!value || json_is_string(value))
         return BR_OK;
     if (!json_is_array(value) || json_array_size(value) > LORA_PATTERN_MAX)
-        return br_fail(BR_E_FORMAT, "%s: target_modules: expected text or a list of at most %d names", scope->what, LORA_PATTERN_MAX);
+        return br_fail(BR_E_FORMAT, "%s: target_modules: expected text or a list of at most %d names", scope->what,
+                       LORA_PATTERN_MAX);
     for (size_t i = 0; i < json_array_size(value); i++) {
         const json_t *name = json_array_get(value, i);
         if (json_string_length(name) == 0)
@@ -282,7 +292,7 @@ void lora_peft_close(lora_peft *peft) {
     *peft = (lora_peft){0};
 }
 
-/* ---- names of tensors -------------------------------------------------------------------------------------------------- */
+/* ---- names of tensors ------------------------------------------------------------------------------------------------- */
 
 static const char PREFIX[] = "base_model.model.";
 
@@ -308,7 +318,8 @@ static int parse_module(const br_config *config, lora_module module, const char 
         n_last++;
     int n_head = (int)(module.n - n_last);
     for (size_t i = 0; i < 2; i++) {
-        int n = snprintf(name, sizeof name, "%.*s%s%.*s%s", n_head, module.text, number, (int)n_last, module.text + n_head, SUFFIX[i]);
+        int n = snprintf(name, sizeof name, "%.*s%s%.*s%s", n_head, module.text, number, (int)n_last, module.text + n_head,
+                         SUFFIX[i]);
         if ((size_t)n < sizeof name && br_weight_parse(config, name, (size_t)n, &out->cls, &out->layer, &out->expert))
             return 1;
     }
@@ -320,8 +331,10 @@ static br_status refuse_name(const char *what, const char *name, size_t n) {
         return br_fail(BR_E_UNSUPPORTED, "%s: tensor '%.200s': DoRA is not supported", what, name);
     if (ends_with(name, n, ".bias"))
         return br_fail(BR_E_UNSUPPORTED, "%s: tensor '%.200s': adapters with biases are not supported", what, name);
-    return br_fail(BR_E_FORMAT, "%s: tensor '%.200s' is unknown: expected %s(module).lora_A.weight or .lora_B.weight of a linear map of "
-                   "this model", what, name, PREFIX);
+    return br_fail(BR_E_FORMAT,
+                   "%s: tensor '%.200s' is unknown: expected %s(module).lora_A.weight or .lora_B.weight of a linear map of "
+                   "this model",
+                   what, name, PREFIX);
 }
 
 br_status lora_key_parse(const char *what, const br_config *config, const char *tensor_name, lora_key *out) {
@@ -336,11 +349,13 @@ br_status lora_key_parse(const char *what, const br_config *config, const char *
         if (!out->is_shared)
             return refuse_name(what, tensor_name, n);
         if (out->is_b)
-            return br_fail(BR_E_UNSUPPORTED, "%s: tensor '%.200s': a B shared by experts is not supported, only a shared A", what, tensor_name);
+            return br_fail(BR_E_UNSUPPORTED, "%s: tensor '%.200s': a B shared by experts is not supported, only a shared A",
+                           what, tensor_name);
     }
     if (out->cls < BR_CLASS_LORA_END)
         return BR_OK;
     if (out->cls == BR_W_ROUTER || out->cls == BR_W_INDEX_Q || out->cls == BR_W_INDEX_K || out->cls == BR_W_INDEX_WEIGHT)
         return br_fail(BR_E_UNSUPPORTED, "%s: tensor '%.200s': the router and the indexer stay frozen", what, tensor_name);
-    return br_fail(BR_E_UNSUPPORTED, "%s: tensor '%.200s': adapters on %s are not supported", what, tensor_name, br_class_name(out->cls));
+    return br_fail(BR_E_UNSUPPORTED, "%s: tensor '%.200s': adapters on %s are not supported", what, tensor_name,
+                   br_class_name(out->cls));
 }

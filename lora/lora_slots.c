@@ -26,7 +26,7 @@ struct lora_set {
     lora_adapter adapter[LORA_ADAPTER_MAX];
 };
 
-/* ---- one tensor -------------------------------------------------------------------------------------------------------- */
+/* ---- one tensor ------------------------------------------------------------------------------------------------------- */
 
 static int is_f32(const st_entry *entry) {
     return strcmp(entry->dtype, "F32") == 0;
@@ -38,17 +38,18 @@ static int must_copy(const lora_adapter *adapter, const st_entry *entry) {
 
 static br_status check_shape(const char *what, const st_entry *entry, int64_t n_row, int64_t n_col) {
     if (strcmp(entry->dtype, "BF16") != 0 && !is_f32(entry))
-        return br_fail(BR_E_FORMAT, "%s: tensor '%s' is %s: expected BF16, or F32 that holds bf16 numbers", what, entry->name,
-                       entry->dtype);
+        return br_fail(BR_E_FORMAT, "%s: tensor '%s' is %s: expected BF16, or F32 that holds bf16 numbers", what,
+                       entry->name, entry->dtype);
     if (entry->n_dim != 2 || entry->dim[0] != n_row || entry->dim[1] != n_col)
-        return br_fail(BR_E_FORMAT, "%s: tensor '%s': expected shape [%lld, %lld], found %d dimensions [%lld, %lld]", what, entry->name,
-                       (long long)n_row, (long long)n_col, entry->n_dim, entry->n_dim > 0 ? (long long)entry->dim[0] : 0,
-                       entry->n_dim > 1 ? (long long)entry->dim[1] : 0);
+        return br_fail(BR_E_FORMAT, "%s: tensor '%s': expected shape [%lld, %lld], found %d dimensions [%lld, %lld]", what,
+                       entry->name, (long long)n_row, (long long)n_col, entry->n_dim,
+                       entry->n_dim > 0 ? (long long)entry->dim[0] : 0, entry->n_dim > 1 ? (long long)entry->dim[1] : 0);
     return BR_OK;
 }
 
 /* Moves a tensor to the adapter's own memory as bf16. */
-static br_status copy_tensor(const char *what, lora_adapter *adapter, const st_entry *entry, int64_t n, const uint16_t **out) {
+static br_status copy_tensor(const char *what, lora_adapter *adapter, const st_entry *entry, int64_t n,
+                             const uint16_t **out) {
     const unsigned char *from = adapter->bytes + entry->begin;
     uint16_t *to = adapter->owned + adapter->owned_used;
     if (!is_f32(entry))
@@ -57,9 +58,10 @@ static br_status copy_tensor(const char *what, lora_adapter *adapter, const st_e
         uint32_t bits;
         memcpy(&bits, from + (size_t)i * sizeof bits, sizeof bits);
         if (bits & 0xffff)
-            return br_fail(BR_E_FORMAT, "%s: tensor '%s' is F32 and element %lld (bits %08x) is no bf16 number: rounding it here would "
-                           "run another adapter than the trainer's; write the bf16 values that the trainer computes with", what,
-                           entry->name, (long long)i, bits);
+            return br_fail(BR_E_FORMAT,
+                           "%s: tensor '%s' is F32 and element %lld (bits %08x) is no bf16 number: rounding it here would "
+                           "run another adapter than the trainer's; write the bf16 values that the trainer computes with",
+                           what, entry->name, (long long)i, bits);
         to[i] = (uint16_t)(bits >> 16);
     }
     adapter->owned_used += (size_t)n;
@@ -68,7 +70,8 @@ static br_status copy_tensor(const char *what, lora_adapter *adapter, const st_e
 }
 
 /* Enters one half of one map. */
-static br_status put_half(const char *what, const char *name, int is_b, const uint16_t *value, lora_pair half, lora_pair *pair) {
+static br_status put_half(const char *what, const char *name, int is_b, const uint16_t *value, lora_pair half,
+                          lora_pair *pair) {
     if (is_b ? pair->b : pair->a)
         return br_fail(BR_E_FORMAT, "%s: tensor '%s' comes twice for its map, here in another spelling", what, name);
     if (pair->rank && pair->rank != half.rank)
@@ -80,7 +83,8 @@ static br_status put_half(const char *what, const char *name, int is_b, const ui
     return BR_OK;
 }
 
-static br_status take_values(const char *what, lora_adapter *adapter, const st_entry *entry, int64_t n, const uint16_t **out) {
+static br_status take_values(const char *what, lora_adapter *adapter, const st_entry *entry, int64_t n,
+                             const uint16_t **out) {
     uint16_t any = 0;
     if (must_copy(adapter, entry))
         BR_TRY(copy_tensor(what, adapter, entry, n, out));
@@ -101,7 +105,8 @@ static br_status take_tensor(const lora_set *set, const lora_peft *peft, lora_ad
     lora_key key;
     BR_TRY(lora_key_parse(what, &set->config, entry->name, &key));
     if (peft->targets && !lora_peft_is_target(peft, key.module))
-        return br_fail(BR_E_FORMAT, "%s: tensor '%s': target_modules of %s does not name its module", what, entry->name, peft->what);
+        return br_fail(BR_E_FORMAT, "%s: tensor '%s': target_modules of %s does not name its module", what, entry->name,
+                       peft->what);
     lora_pair half = {.rank = lora_peft_rank(peft, key.module), .rslora = peft->rslora};
     if (key.is_b)
         half.alpha = lora_peft_alpha(peft, key.module);
@@ -117,7 +122,7 @@ static br_status take_tensor(const lora_set *set, const lora_peft *peft, lora_ad
     return BR_OK;
 }
 
-/* ---- one adapter ------------------------------------------------------------------------------------------------------- */
+/* ---- one adapter ------------------------------------------------------------------------------------------------------ */
 
 /* Each map has both halves or none, and those of target_modules have both. Also the digest: of each map's name, the numbers
  * that matter and the bf16 values, so the spelling of the files does not enter it. */
@@ -132,7 +137,8 @@ static br_status check_pairs(const lora_set *set, const lora_peft *peft, lora_ad
         size_t n = lora_module_name(&set->config, map.cls, map.layer, map.expert, name);
         int wanted = pair->a || pair->b || (peft->targets_are_all && lora_peft_is_target(peft, (lora_module){name, n}));
         if (wanted && !(pair->a && pair->b))
-            return br_fail(BR_E_FORMAT, "%s: the tensor lora_%s of module %s is missing", adapter->file.path, pair->a ? "B" : "A", name);
+            return br_fail(BR_E_FORMAT, "%s: the tensor lora_%s of module %s is missing", adapter->file.path,
+                           pair->a ? "B" : "A", name);
         if (!wanted)
             continue;
         adapter->n_pair++;
@@ -172,8 +178,10 @@ static br_status build_adapter(lora_set *set, const lora_peft *peft, int32_t all
     if (adapter->n_pair == 0)
         return br_fail(BR_E_FORMAT, "%s: no tensors: expected an adapter on at least one linear map", adapter->file.path);
     if (!adapter->has_effect && !allow_zero)
-        return br_fail(BR_E_FORMAT, "%s: every B or its alpha is zero: expected an adapter that has an effect, unless zero ones "
-                       "are allowed", adapter->file.path);
+        return br_fail(BR_E_FORMAT,
+                       "%s: every B or its alpha is zero: expected an adapter that has an effect, unless zero ones "
+                       "are allowed",
+                       adapter->file.path);
     for (int64_t i = 0; i < set->n_map; i++)
         if (adapter->pair[i].rank > set->rank_max)
             set->rank_max = adapter->pair[i].rank;
@@ -198,11 +206,12 @@ exit:
     return status;
 }
 
-/* ---- the set ----------------------------------------------------------------------------------------------------------- */
+/* ---- the set ---------------------------------------------------------------------------------------------------------- */
 
 static br_status name_adapter(lora_set *set, const char *name) {
     if (!name || !name[0] || strlen(name) > LORA_NAME_BYTES_MAX || strcmp(name, "base") == 0)
-        return br_fail(BR_E_ARG, "adapter name '%.80s': expected 1 to %d bytes, not \"base\"", name ? name : "", LORA_NAME_BYTES_MAX);
+        return br_fail(BR_E_ARG, "adapter name '%.80s': expected 1 to %d bytes, not \"base\"", name ? name : "",
+                       LORA_NAME_BYTES_MAX);
     if (lora_find(set, name) >= 0)
         return br_fail(BR_E_ARG, "adapter name '%s' comes twice", name);
     strcpy(set->adapter[set->n++].name, name);
@@ -229,7 +238,8 @@ static br_status give_set(br_status status, lora_set **out) {
     return status;
 }
 
-br_status lora_open(const br_config *config, const br_adapter_source *source, int32_t n_source, int32_t allow_zero, lora_set **out) {
+br_status lora_open(const br_config *config, const br_adapter_source *source, int32_t n_source, int32_t allow_zero,
+                    lora_set **out) {
     br_status status;
     *out = NULL;
     if (n_source < 0 || n_source > LORA_ADAPTER_MAX)
@@ -247,8 +257,8 @@ exit:
     return give_set(status, out);
 }
 
-br_status lora_parse(const br_config *config, const char *name, const char *json, size_t n_json, const unsigned char *tensors,
-                     size_t n_tensors, int32_t allow_zero, lora_set **out) {
+br_status lora_parse(const br_config *config, const char *name, const char *json, size_t n_json,
+                     const unsigned char *tensors, size_t n_tensors, int32_t allow_zero, lora_set **out) {
     br_status status;
     lora_peft peft = {0};
     BR_TRY_GOTO(new_set(config, out), exit);

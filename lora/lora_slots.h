@@ -1,13 +1,13 @@
 /* lora_slots: PEFT adapters of a run, by name; what each does to each linear map.
  *
  * Layer: lora; includes base, weights (names and shapes), io's safetensors. No arithmetic. Owns the maps of the files.
- * Loads rank_pattern, alpha_pattern, use_rslora, per-expert and shared-A experts (spellings: lora_file.h), tensors in BF16, or
- * in F32 when every value is a bf16 number: a rounding here would run another adapter than the trainer's. Refuses by name
- * (BR_E_UNSUPPORTED): DoRA, biases, modules_to_save, fan_in_fan_out, target_parameters, any other feature that is switched on,
- * indexer and router targets, PiSSA / OLoRA / LoftQ / CorDA starts. An unknown, missing, doubled or misshaped tensor, a rank over
- * 256, another dtype, NaN or Inf values are BR_E_FORMAT naming it. The tensors must be those of target_modules where that is a
- * list: one that is absent, and one that PEFT would not load, are refused alike. An adapter without effect (no tensors, or all
- * B or every alpha zero) is BR_E_FORMAT unless allow_zero; no tensors at all never passes. */
+ * Loads rank_pattern, alpha_pattern, use_rslora, per-expert and shared-A experts (spellings: lora_file.h), tensors in BF16,
+ * or in F32 when every value is a bf16 number: a rounding here would run another adapter than the trainer's. Refuses by name
+ * (BR_E_UNSUPPORTED): DoRA, biases, modules_to_save, fan_in_fan_out, target_parameters, any other feature that is switched
+ * on, indexer and router targets, PiSSA / OLoRA / LoftQ / CorDA starts. An unknown, missing, doubled or misshaped tensor, a
+ * rank over 256, another dtype, NaN or Inf values are BR_E_FORMAT naming it. The tensors must be those of target_modules
+ * where that is a list: one that is absent, and one that PEFT would not load, are refused alike. An adapter without effect
+ * (no tensors, or all B or every alpha zero) is BR_E_FORMAT unless allow_zero; no tensors at all never passes. */
 #ifndef LORA_SLOTS_H
 #define LORA_SLOTS_H
 
@@ -29,15 +29,18 @@ typedef struct lora_set lora_set;
 
 /* Errors besides those above: BR_E_ARG (a name twice, empty, too long, or "base"), BR_E_LIMIT, BR_E_NOT_FOUND, BR_E_IO,
  * BR_E_NOMEM; the sentence begins with the adapter's name. *out is NULL on error. */
-br_status lora_open(const br_config *config, const br_adapter_source *source, int32_t n_source, int32_t allow_zero, lora_set **out);
+br_status lora_open(const br_config *config, const br_adapter_source *source, int32_t n_source, int32_t allow_zero,
+                    lora_set **out);
 /* One adapter from the bytes of its two files, which stay the caller's and must outlive the set. */
-br_status lora_parse(const br_config *config, const char *name, const char *json, size_t n_json, const unsigned char *tensors,
-                     size_t n_tensors, int32_t allow_zero, lora_set **out);
+br_status lora_parse(const br_config *config, const char *name, const char *json, size_t n_json,
+                     const unsigned char *tensors, size_t n_tensors, int32_t allow_zero, lora_set **out);
 void lora_close(lora_set *set);
 int32_t lora_count(const lora_set *set);
 const char *lora_name(const lora_set *set, int32_t slot);
-int32_t lora_find(const lora_set *set, const char *name); /* slot; -1: not loaded. "base" and NULL are the caller's business */
-br_digest lora_digest(const lora_set *set, int32_t slot);  /* config that matters (rank, alpha, rslora of each map) and bytes */
+/* The slot; -1: not loaded. "base" and NULL are the caller's business. */
+int32_t lora_find(const lora_set *set, const char *name);
+/* Of each map's name, rank, alpha, rslora and bf16 values: equal however the files spell or store them. */
+br_digest lora_digest(const lora_set *set, int32_t slot);
 lora_pair lora_pair_of(const lora_set *set, int32_t slot, br_class cls, int32_t layer, int32_t expert);
 int32_t lora_rank_max(const lora_set *set);                /* 0 when there is no adapter */
 

@@ -86,6 +86,13 @@ static inline float row_case_f32(row_family family, uint64_t key, int64_t i) {
     return x;
 }
 
+static inline float row_case_widen(bi_bf16 x) {
+    uint32_t u = (uint32_t)x << 16;
+    float f;
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+
 static inline void row_case_fill_bf16(bi_bf16 *x, int64_t n, row_family family, uint64_t key) {
     for (int64_t i = 0; i < n; i++)
         x[i] = (bi_bf16)(row_case_bits(family, key, i) >> 16);
@@ -132,6 +139,12 @@ static inline void row_case_same_f32(const char *what, const float *got, const f
         if (!nan && g != w)
             ck_abort_msg("%s: element %lld is %08x, wanted %08x", what, (long long)i, g, w);
     }
+}
+
+/* A number half way between two bf16 neighbours. Weights that put results there make the last bit of every binary32 step
+ * decide; on random data it decides in one element of 2^16 only, and a wrong order of two products passes. */
+static inline double row_case_tie(uint64_t key, int64_t i) {
+    return (double)((test_mix(key + (uint64_t)i) % 128 + 128) * 2 + 1) / 256;
 }
 
 /* Runs an op on the rows pick[0..n-1] of the test's inputs and compares row i with row pick[i] of the slow form. */

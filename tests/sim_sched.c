@@ -70,6 +70,8 @@ static void draw_request(dice *d, const sim_case *c, sim_request *r, const sim_r
         r->arrival = before->arrival + (between(d, 0, 2) ? 0 : between(d, 0, 9));
     }
     int32_t room = c->opt.n_tok_max - n_prompt, most = crowd || between(d, 0, 3) == 0 ? room : 8;
+    if (c->opt.preempt_every == 1 && most > 30) /* each of its tokens may cost a prefill */
+        most = 30;
     r->max_new = between(d, most > 8 ? most / 2 : 1, room < most ? room : most);
     r->text = between(d, 0, 2) ? roll(d) : 0;
     r->abort_step = between(d, 0, 9) ? -1 : r->arrival + between(d, 0, 12);
@@ -140,31 +142,22 @@ static int plants(sim *s, sim_fault fault) {
     return 1;
 }
 
-static void copy_page(sim *s, const sched_copy *copy) {
-    memcpy(s->cell[copy->dst], s->cell[copy->src], sizeof s->cell[0]);
+static void copy_pages(sim *s) {
+    for (int32_t i = 0; i < s->plan->n_page_copy; i++)
+        if (!plants(s, SIM_FAULT_SKIP_PAGE_COPY))
+            memcpy(s->cell[s->plan->page_copy[i].dst], s->cell[s->plan->page_copy[i].src], sizeof s->cell[0]);
 }
 
-static void copies_before(sim *s) {
-    const sched_plan *plan = s->plan;
-    for (int32_t i = 0; i < plan->n_page_copy; i++)
-        if (s->fault != SIM_FAULT_LATE_COPY && !plants(s, SIM_FAULT_SKIP_PAGE_COPY))
-            copy_page(s, &plan->page_copy[i]);
-    for (int32_t i = 0; i < plan->n_state_copy; i++)
+static void copy_states(sim *s) {
+    for (int32_t i = 0; i < s->plan->n_state_copy; i++)
         if (!plants(s, SIM_FAULT_SKIP_STATE_COPY))
-            s->state[plan->state_copy[i].dst] = s->state[plan->state_copy[i].src];
-    for (int32_t i = 0; i < plan->n_keep; i++)
-        if (plants(s, SIM_FAULT_EARLY_KEEP))
-            s->state[plan->keep[i].dst] = s->state[plan->keep[i].src];
+            s->state[s->plan->state_copy[i].dst] = s->state[s->plan->state_copy[i].src];
 }
 
-static void copies_after(sim *s) {
-    const sched_plan *plan = s->plan;
-    for (int32_t i = 0; i < plan->n_page_copy; i++)
-        if (s->fault == SIM_FAULT_LATE_COPY && plants(s, SIM_FAULT_LATE_COPY))
-            copy_page(s, &plan->page_copy[i]);
-    for (int32_t i = 0; i < plan->n_keep; i++)
-        if (s->fault != SIM_FAULT_EARLY_KEEP && !plants(s, SIM_FAULT_SKIP_KEEP))
-            s->state[plan->keep[i].dst] = s->state[plan->keep[i].src];
+static void keep_states(sim *s) {
+    for (int32_t i = 0; i < s->plan->n_keep; i++)
+        if (!plants(s, SIM_FAULT_SKIP_KEEP))
+            s->state[s->plan->keep[i].dst] = s->state[s->plan->keep[i].src];
 }
 
 /* The plan as the device is told it: a copy, so that it can be told wrongly. */
@@ -200,7 +193,8 @@ static int check_prefix(sim *s, const sched_seg *seg) {
         if (page < 0 || page >= s->c->opt.n_page)
             return found(s, "request %d: page %d for positions from %d", (int)seg->id, page, done);
         if (memcmp(s->cell[page], &m->prefix[done + 1], sizeof m->prefix[0] * (size_t)n))
-            return found(s, "request %d at %d: page %d does not hold its positions from %d", (int)seg->id, seg->pos, page, done);
+            return found(s, "request %d at %d: page %d does not hold its positions from %d", (int)seg->id, seg->pos, page,
+                         done);
     }
     for (int32_t b = seg->pos / BR_PAGE_TOK; b * BR_PAGE_TOK < seg->pos + seg->n_tok; b++)
         if (row[b] < 0 || row[b] >= s->c->opt.n_page)
@@ -305,7 +299,6 @@ static void decide(sim *s, const sched_seg *seg, sched_outcome *out) {
         out->verdict = SCHED_END;
         m->phase = OVER;
         s->report->n_ended++;
-        s->report->text_hash ^= test_mix(m->prefix[m->n_tok] + seg->id);
     } else if (plants(s, SIM_FAULT_LOST_TOKEN)) {
         out->token++;
     }
@@ -316,7 +309,13 @@ static int run_plan(sim *s) {
     if (!check_starts(s))
         return 0;
     receive_plan(s);
-    copies_before(s);
+    int late = s->plan->n_page_copy && plants(s, SIM_FAULT_LATE_COPY);
+    int early = s->plan->n_keep && plants(s, SIM_FAULT_EARLY_KEEP);
+    if (!late)
+        copy_pages(s);
+    copy_states(s);
+    if (early)
+        keep_states(s);
     for (int32_t i = 0; i < s->plan->n_seg; i++) {
         if (!check_segment(s, &s->seg[i]))
             return 0;
@@ -329,7 +328,10 @@ static int run_plan(sim *s) {
     for (int32_t i = 0; i < s->plan->n_seg; i++)
         if (fails(s, &s->seg[i]))
             poison(s, &s->seg[i]);
-    copies_after(s);
+    if (late)
+        copy_pages(s);
+    if (!early)
+        keep_states(s);
     return 1;
 }
 
@@ -367,6 +369,10 @@ static int submit_due(sim *s, int32_t *next) {
     return 1;
 }
 
+static int check_inside(sim *s) {
+    return sched_check(s->sched) == BR_OK || found(s, "%s", br_last_error());
+}
+
 /* abort_step counts from when it may be too late: a request over by then is not known any more. */
 static int abort_due(sim *s, int inside) {
     for (int32_t i = 0; i < s->c->n_request; i++) {
@@ -378,16 +384,14 @@ static int abort_due(sim *s, int inside) {
             return found(s, "abort of request %d: %s", i, br_status_name(status));
         s->report->n_aborted += s->m[i].phase == HELD;
         s->m[i].phase = OVER;
+        if (!check_inside(s))
+            return 0;
     }
     return 1;
 }
 
-static int check_inside(sim *s) {
-    return sched_check(s->sched) == BR_OK || found(s, "%s", br_last_error());
-}
-
 static int step(sim *s) {
-    if (!abort_due(s, 0) || !check_inside(s))
+    if (!abort_due(s, 0))
         return 0;
     s->plan = sched_plan_step(s->sched);
     hash_plan(s);

@@ -1,10 +1,10 @@
 /* sim_sched: random schedules for the scheduler, run on a device that stores hashes instead of latent rows and states.
  *
  * A case is drawn from one seed: options, prompts, arrival steps, aborts, failures, stop points. The device does what an
- * engine does with a plan, but a cell (page, position) holds the hash of the token prefix that ends there, a state the hash of
- * the prefix it stands for, both bound to the request's root. Before each segment every earlier cell of the sequence and its
- * live state are compared with the hashes of its own tokens: any error of sharing, copying, evicting or preempting shows up as
- * a wrong hash at the first place where a real engine would have read wrong numbers. */
+ * engine does with a plan, but a cell (page, position) holds the hash of the token prefix that ends there, a state the hash
+ * of the prefix it stands for, both bound to the request's root. Before each segment every earlier cell of the sequence and
+ * its live state are compared with the hashes of its own tokens: any error of sharing, copying, evicting or preempting shows
+ * up as a wrong hash at the first place where a real engine would have read wrong numbers. */
 #ifndef SIM_SCHED_H
 #define SIM_SCHED_H
 
@@ -50,7 +50,6 @@ typedef enum sim_fault {
 typedef struct sim_report {
     int32_t n_step, n_ended, n_aborted, n_failed, n_planted;
     uint64_t plan_hash;   /* of every plan of the run */
-    uint64_t text_hash;   /* of the tokens of the requests that ended by themselves */
     sched_stats stats;
     char sentence[SIM_SENTENCE]; /* what was found */
 } sim_report;

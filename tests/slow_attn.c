@@ -3,7 +3,7 @@
 #include "bi_fn.h"
 #include "slow_block.h"
 
-enum { CLASSES = 8, BLOCK = 64, CHAIN_K = 2048, POSITIONS = 4096 };
+enum { CLASSES = 8, BLOCK = 64, CHAIN_K = 2048, HEADS = 64, POSITIONS = 4096 };
 
 typedef struct class_state {
     int n; /* entries of the class */
@@ -133,28 +133,36 @@ void slow_index_quantise(const bi_bf16 *x, int d, float *value, float *scale) {
         value[i] = nearest_e4m3(bi_widen(x[i]) / *scale);
 }
 
-static float index_score(const slow_index *x, int position) {
-    float value[CHAIN_K], scale_k, scale_q, p[4] = {0};
-    bi_bf16 key[CHAIN_K], query[CHAIN_K];
-    slow_index_quantise(x->k + (int64_t)position * x->d, x->d, value, &scale_k);
-    for (int i = 0; i < x->d; i++)
-        key[i] = bi_round(value[i]);
+/* The e4m3 numbers of x / *scale as bf16. */
+static void quantise_bf16(const bi_bf16 *x, int d, bi_bf16 *out, float *scale) {
+    float value[CHAIN_K];
+    slow_index_quantise(x, d, value, scale);
+    for (int i = 0; i < d; i++)
+        out[i] = bi_round(value[i]);
+}
+
+static float index_score(const slow_index *x, const bi_bf16 *query, const float *scale_q, int position) {
+    float scale_k, p[4] = {0};
+    bi_bf16 key[CHAIN_K];
+    quantise_bf16(x->k + (int64_t)position * x->d, x->d, key, &scale_k);
     for (int h = 0; h < x->n_head; h++) {
-        slow_index_quantise(x->q + (int64_t)h * x->d, x->d, value, &scale_q);
-        for (int i = 0; i < x->d; i++)
-            query[i] = bi_round(value[i]);
-        float w = x->w[h] * x->c * scale_q;
-        float acc = slow_chain(0.0f, query, 1, key, 1, x->d);
+        float w = (x->w[h] * x->c) * scale_q[h];
+        float acc = slow_chain(0.0f, query + (int64_t)h * x->d, 1, key, 1, x->d);
         p[h / 2 % 4] = fmaf(w, acc > 0 ? acc : 0.0f, p[h / 2 % 4]);
     }
     return ((p[0] + p[1]) + (p[2] + p[3])) * scale_k;
 }
 
+/* Earlier in the order of P4: the larger value, of equal ones the lower index; -0 equals +0. */
 int slow_index_row(const slow_index *x, float *score, int32_t *select) {
+    static bi_bf16 query[HEADS * CHAIN_K];
     static unsigned char taken[POSITIONS];
+    float scale_q[HEADS];
+    for (int h = 0; h < x->n_head; h++)
+        quantise_bf16(x->q + (int64_t)h * x->d, x->d, query + (int64_t)h * x->d, &scale_q[h]);
     int n = x->n_pos < x->topk ? x->n_pos : x->topk, n_out = 0;
     for (int j = 0; j < x->n_pos; j++) {
-        score[j] = index_score(x, j);
+        score[j] = index_score(x, query, scale_q, j);
         taken[j] = 0;
     }
     for (int i = 0; i < n; i++) {

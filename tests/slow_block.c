@@ -22,7 +22,7 @@ float slow_widen(uint16_t x) {
 }
 
 /* The bf16 below in magnitude or the one above, whichever is nearer; the even one at equal distance. */
-uint16_t slow_round(float x) {
+uint16_t slow_to_bf16(float x) {
     if (isnan(x))
         return 0x7fff;
     uint16_t below = (uint16_t)(slow_bits(x) >> 16), above = (uint16_t)(below + 1);
@@ -110,12 +110,13 @@ float slow_chain(float c, const uint16_t *a, ptrdiff_t a_stride, const uint16_t 
     return c;
 }
 
-/* ---- families ---------------------------------------------------------------------------------------------------------- */
+/* ---- families --------------------------------------------------------------------------------------------------------- */
 
 static const char *const family_name[SLOW_FAMILY_COUNT] = {
-    "normal", "wide exponents", "narrow", "cancelling pairs", "c is minus a product", "subnormal factors", "zeros times huge",
-    "overflow", "raw bits", "signed zeros", "alignment boundary", "one product", "large c", "tiny products", "tiny c",
-    "around the floor", "NaN and Inf", "fast range edge",
+    "normal",             "wide exponents",   "narrow",      "cancelling pairs", "c is minus a product",
+    "subnormal factors",  "zeros times huge", "overflow",    "raw bits",         "signed zeros",
+    "alignment boundary", "one product",      "large c",     "tiny products",    "tiny c",
+    "around the floor",   "NaN and Inf",      "range edges", "largest sums",
 };
 
 const char *slow_family_name(int family) {
@@ -124,15 +125,11 @@ const char *slow_family_name(int family) {
 
 /* Random sign and fraction, exponent field in field .. field + spread - 1. */
 static uint16_t draw(uint64_t r, int field, int spread) {
-    return (uint16_t)((r & 0x807f) | (uint64_t)(field + (int)(r >> 32) % spread) << 7);
+    return (uint16_t)((r & 0x807f) | ((uint64_t)field + (r >> 32) % (uint64_t)spread) << 7);
 }
 
 static float draw_float(uint64_t r, int field, int spread) {
-    return slow_float((uint32_t)(r & 0x807fffff) | (uint32_t)(field + (int)((r >> 32 & 0x7fffffff) % (uint64_t)spread)) << 23);
-}
-
-static uint16_t draw_positive(uint64_t r, int field, int spread) {
-    return (uint16_t)((r & 0x7f) | (uint64_t)(field + (int)((r >> 32 & 0x7fffffff) % (uint64_t)spread)) << 7);
+    return slow_float((uint32_t)((r & 0x807fffff) | ((uint64_t)field + (r >> 32) % (uint64_t)spread) << 23));
 }
 
 static uint16_t draw_special(uint64_t r) {
@@ -142,7 +139,6 @@ static uint16_t draw_special(uint64_t r) {
 
 /* One pair (x, y); r and q are independent random words, k the place of the pair. */
 static void pair(int family, uint64_t r, uint64_t q, int k, uint16_t *x, uint16_t *y) {
-    r &= ~(1ull << 63), q &= ~(1ull << 63); /* (int) casts of the high half stay positive */
     *x = draw(r, 120, 14), *y = draw(q, 120, 14);
     switch (family) {
     case 1: *x = draw(r, 67, 120), *y = draw(q, 67, 120); break;
@@ -152,13 +148,14 @@ static void pair(int family, uint64_t r, uint64_t q, int k, uint16_t *x, uint16_
     case 7: *x = draw(r, 186, 6), *y = draw(q, 186, 6); break;
     case 8: *x = (uint16_t)r, *y = (uint16_t)q; break;
     case 9: *x = r >> 20 & 3 ? (uint16_t)(r & 0x8000) : *x, *y = q >> 20 & 3 ? (uint16_t)(q & 0x8000) : *y; break;
-    case 10: *x = draw(r, 127, 1), *y = k % 16 == 3 ? draw(q, 135, 1) : draw(q, 135 - 8 - (int)(q >> 40) % 23, 1); break;
+    case 10: *x = draw(r, 127, 1), *y = k % 16 == 3 ? draw(q, 135, 1) : draw(q, 105, 23); break;
     case 11: *x = k % 16 == 5 ? *x : (uint16_t)(r & 0x8000); break;
     case 13: *x = draw(r, 0, 64), *y = draw(q, 0, 64); break;
     case 14: *x = draw(r, 30, 30), *y = draw(q, 30, 30); break;
     case 15: *x = draw(r, 0, 10), *y = draw(q, 115, 14); break;
     case 16: *x = r >> 20 & 31 ? *x : draw_special(r >> 25), *y = q >> 20 & 31 ? *y : draw_special(q >> 25); break;
     case 17: *x = draw(r, r >> 62 & 1 ? 173 : 73, 8), *y = draw(q, r >> 62 & 1 ? 177 : 77, 8); break;
+    case 18: *x = draw(r, 127, 1) & 0x7fff, *x |= 0x7c, *y = draw(q, 127, 1) & 0x7fff, *y |= 0x7c; break;
     default: break;
     }
 }
@@ -176,6 +173,7 @@ static float accumulator(int family, uint64_t r, const uint16_t *a, const uint16
     case 15: return draw_float(r, 0, 12);
     case 16: return r >> 40 & 7 ? draw_float(r, 120, 10) : slow_widen(draw_special(r >> 44));
     case 17: return draw_float(r, r >> 40 & 1 ? 224 : 24, 6);
+    case 18: return slow_float((uint32_t)(r & 0x7fffff) | 0x3f800000u);
     default: return r >> 40 & 1 ? 0.0f : draw_float(r, 118, 16);
     }
 }
@@ -189,11 +187,6 @@ void slow_family(int family, uint64_t seed, int n_k, uint16_t *a, uint16_t *b, f
         for (int k = 1; k < n_k; k += 2) {
             a[k] = (uint16_t)(a[k - 1] ^ 0x8000);
             b[k] = (uint16_t)(b[k - 1] ^ (test_mix(seed ^ (uint64_t)k) % 5 == 0));
-        }
-    if (family == 7 && seed % 2) /* all of one sign: the largest sums there are */
-        for (int k = 0; k < n_k; k++) {
-            a[k] = draw_positive(test_mix(seed + (uint64_t)k), 190, 1) | 0x7e;
-            b[k] = draw_positive(test_mix(seed + (uint64_t)k), 127 + (int)(seed % 60), 1) | 0x7f;
         }
     *c = accumulator(family, test_mix(seed ^ 0x5eed), a, b);
 }

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- N-HEAD ------------------------------------------------------------------------------------------------------------ */
+/* ---- N-HEAD -------------------------------------------------------------------------------------------------------- */
 
 float slow_z(float x, float temperature) {
     float z = x / (temperature == 0.0f ? 1.0f : temperature);
@@ -32,7 +32,8 @@ static float slow_sum128(const float *x, int n) {
 
 slow_softmax slow_softmax_of(const float *x, int n, float temperature) {
     int n_block = (n + 127) / 128;
-    float *m = malloc(sizeof *m * (size_t)n_block), *l = malloc(sizeof *l * (size_t)n_block), *d = malloc(sizeof *d * (size_t)n_block);
+    float *m = malloc(sizeof *m * (size_t)n_block), *l = malloc(sizeof *l * (size_t)n_block),
+          *d = malloc(sizeof *d * (size_t)n_block);
     float max = 0.0f;
     for (int b = 0; b < n_block; b++) {
         int first = b * 128, count = n - first < 128 ? n - first : 128;
@@ -68,14 +69,16 @@ float slow_logprob(const slow_softmax *s, float z) {
     return below - s->log_sum;
 }
 
-/* ---- N-RNG ------------------------------------------------------------------------------------------------------------- */
+/* ---- N-RNG --------------------------------------------------------------------------------------------------------- */
 
 uint64_t slow_philox_u64(const bi_sampling *set) {
     uint32_t key[2] = {(uint32_t)set->seed, (uint32_t)(set->seed >> 32)};
-    uint32_t c[4] = {(uint32_t)set->position, set->sample * 256u + 0u, (uint32_t)set->uid_hash, (uint32_t)(set->uid_hash >> 32)};
+    uint32_t c[4] = {(uint32_t)set->position, set->sample * 256u + 0u, (uint32_t)set->uid_hash,
+                     (uint32_t)(set->uid_hash >> 32)};
     for (int round = 0; round < 10; round++) {
         uint64_t p0 = 0xD2511F53ull * c[0], p1 = 0xCD9E8D57ull * c[2];
-        uint32_t next[4] = {(uint32_t)(p1 >> 32) ^ c[1] ^ key[0], (uint32_t)p1, (uint32_t)(p0 >> 32) ^ c[3] ^ key[1], (uint32_t)p0};
+        uint32_t next[4] = {(uint32_t)(p1 >> 32) ^ c[1] ^ key[0], (uint32_t)p1, (uint32_t)(p0 >> 32) ^ c[3] ^ key[1],
+                            (uint32_t)p0};
         memcpy(c, next, sizeof c);
         key[0] += 0x9E3779B9u;
         key[1] += 0xBB67AE85u;
@@ -83,7 +86,7 @@ uint64_t slow_philox_u64(const bi_sampling *set) {
     return c[0] + ((uint64_t)c[1] << 32);
 }
 
-/* ---- N-SAMPLE ---------------------------------------------------------------------------------------------------------- */
+/* ---- N-SAMPLE ------------------------------------------------------------------------------------------------------ */
 
 static const float *sort_z;
 
@@ -165,7 +168,8 @@ static void choose(slow_row *row, const bi_sampling *set, uint64_t u, int forced
 }
 
 void slow_sample(const float *x, int n, const bi_sampling *set, uint64_t u, int forced, slow_sampled *out) {
-    slow_row row = {.n = n, .z = malloc(sizeof(float) * (size_t)n), .order = malloc(sizeof(int) * (size_t)n), .kept = malloc((size_t)n)};
+    slow_row row = {
+        .n = n, .z = malloc(sizeof(float) * (size_t)n), .order = malloc(sizeof(int) * (size_t)n), .kept = malloc((size_t)n)};
     for (int i = 0; i < n; i++) {
         row.z[i] = slow_z(x[i], set->temperature);
         row.order[i] = i;

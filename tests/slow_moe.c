@@ -4,26 +4,16 @@
 #include "bi_fn.h"
 #include "slow_block.h"
 
-#include <string.h>
-
-/* A chain over n products, continued from acc; both operands padded with zeros to whole blocks. */
-static float chain(float acc, const bi_bf16 *a, const bi_bf16 *b, int n) {
-    bi_bf16 left[SLOW_MOE_WIDTH_MAX + 16] = {0}, right[SLOW_MOE_WIDTH_MAX + 16] = {0};
-    memcpy(left, a, sizeof *a * (size_t)n);
-    memcpy(right, b, sizeof *b * (size_t)n);
-    return slow_chain(acc, left, 1, right, 1, (n + 15) / 16 * 16);
-}
-
 void slow_map_apply(const slow_map *map, const bi_bf16 *x, float *y) {
     bi_bf16 t[SLOW_MOE_WIDTH_MAX];
     for (int r = 0; map->a && r < map->rank; r++) {
-        float product = map->s * chain(0.0f, x, map->a + r * map->n_in, map->n_in);
+        float product = map->s * slow_chain(0.0f, x, 1, map->a + r * map->n_in, 1, map->n_in);
         t[r] = bi_round(product);
     }
     for (int o = 0; o < map->n_out; o++) {
-        y[o] = chain(0.0f, x, map->w + o * map->n_in, map->n_in);
+        y[o] = slow_chain(0.0f, x, 1, map->w + o * map->n_in, 1, map->n_in);
         if (map->a)
-            y[o] = chain(y[o], t, map->b + o * map->rank, map->rank);
+            y[o] = slow_chain(y[o], t, 1, map->b + o * map->rank, 1, map->rank);
     }
 }
 
@@ -39,7 +29,8 @@ static bi_bf16 act_of(const bi_act *act, float g, float u) {
     return bi_round(product);
 }
 
-void slow_expert(const slow_map *w1, const slow_map *w3, const slow_map *w2, const bi_act *act, const bi_bf16 *x, bi_bf16 *y) {
+void slow_expert(const slow_map *w1, const slow_map *w3, const slow_map *w2, const bi_act *act, const bi_bf16 *x,
+                 bi_bf16 *y) {
     float g[SLOW_MOE_WIDTH_MAX], u[SLOW_MOE_WIDTH_MAX], out[SLOW_MOE_WIDTH_MAX];
     bi_bf16 h[SLOW_MOE_WIDTH_MAX];
     slow_map_apply(w1, x, g);
@@ -60,7 +51,8 @@ void slow_combine(int d, int topk, const bi_bf16 *e, const float *p, bi_bf16 *y)
     }
 }
 
-void slow_route(const float *logit, const float *bias, int n_expert, int topk, int renormalize, float scale, int *expert, float *p) {
+void slow_route(const float *logit, const float *bias, int n_expert, int topk, int renormalize, float scale, int *expert,
+                float *p) {
     float s[BR_EXPERT_MAX], rank[BR_EXPERT_MAX];
     char taken[BR_EXPERT_MAX] = {0};
     for (int e = 0; e < n_expert; e++) {

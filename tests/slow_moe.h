@@ -1,5 +1,5 @@
 /* slow_moe: N-ROUTE, N-MOE, N-ACT and N-LORA as literal loops over one row, written from the clauses alone. Shares nothing
- * with the oracle but the elementary functions of numeric/bi_fn.h and the block of tests/slow_block.h. */
+ * with the oracle but the elementary functions of numeric/bi_fn.h and the chain of tests/slow_block.h. */
 #ifndef SLOW_MOE_H
 #define SLOW_MOE_H
 
@@ -18,9 +18,11 @@ typedef struct slow_map {
 
 /* f32 accumulators of [x | T] against [W | B]. */
 void slow_map_apply(const slow_map *map, const bi_bf16 *x, float *y);
-void slow_expert(const slow_map *w1, const slow_map *w3, const slow_map *w2, const bi_act *act, const bi_bf16 *x, bi_bf16 *y);
+void slow_expert(const slow_map *w1, const slow_map *w3, const slow_map *w2, const bi_act *act, const bi_bf16 *x,
+                 bi_bf16 *y);
 void slow_combine(int d, int topk, const bi_bf16 *e, const float *p, bi_bf16 *y);
 /* From finite logits; expert ascending. */
-void slow_route(const float *logit, const float *bias, int n_expert, int topk, int renormalize, float scale, int *expert, float *p);
+void slow_route(const float *logit, const float *bias, int n_expert, int topk, int renormalize, float scale, int *expert,
+                float *p);
 
 #endif

@@ -429,6 +429,7 @@ static const struct {
     {"kimi-k31.json", "text_config.dsa_config", NULL, BR_E_FORMAT, "dsa_config"},
     {"kimi-k31.json", "text_config.dsa_config.index_topk", NULL, BR_E_FORMAT, "index_topk"},
     {"kimi-k31.json", "text_config.dsa_config.layers", "[4, 8]", BR_E_FORMAT, "layers"},
+    {"kimi-k31.json", "text_config.dsa_config.layers", "[]", BR_E_FORMAT, "layers"},
     {"kimi-k31.json", "text_config.dsa_config.index_rope", "true", BR_E_UNSUPPORTED, "rotary"},
     {"kimi-k31.json", "text_config.dsa_config.index_hadamard", "true", BR_E_UNSUPPORTED, "Hadamard"},
     {"kimi-k31.json", "text_config.dsa_config.index_kdtype", "\"mxfp4\"", BR_E_UNSUPPORTED, "mxfp4"},

@@ -32,9 +32,19 @@ static void open_rig(op_rig *rig, const char *isa, int n_thread) {
 static bi_route_args args_of(const route_case *c, const bi_mat *w, route_out *out) {
     memset(out, 0x5a, sizeof *out);
     memset(out->fault, 0, sizeof out->fault);
-    bi_route_args a = {.n_row = c->n_row, .d = c->d, .n_expert = c->n_expert, .topk = c->topk, .x = c->x, .w = *w, .bias = c->bias,
-                       .renormalize = c->renormalize, .scale = c->scale, .expert = out->expert, .p = out->p,
-                       .logit = out->logit, .fault = {out->fault, 77}};
+    bi_route_args a = {.n_row = c->n_row,
+                       .d = c->d,
+                       .n_expert = c->n_expert,
+                       .topk = c->topk,
+                       .x = c->x,
+                       .w = *w,
+                       .bias = c->bias,
+                       .renormalize = c->renormalize,
+                       .scale = c->scale,
+                       .expert = out->expert,
+                       .p = out->p,
+                       .logit = out->logit,
+                       .fault = {out->fault, 77}};
     return a;
 }
 
@@ -50,11 +60,11 @@ static void run_case(op_rig *rig, const route_case *c, route_out *out) {
 }
 
 static void check_bits(float got, float wanted, const char *what, int row, int i) {
-    ck_assert_msg(bi_u32_of(got) == bi_u32_of(wanted), "row %d, %s %d is %08x (%a), wanted %08x (%a)", row, what, i, bi_u32_of(got),
-                  (double)got, bi_u32_of(wanted), (double)wanted);
+    ck_assert_msg(bi_u32_of(got) == bi_u32_of(wanted), "row %d, %s %d is %08x (%a), wanted %08x (%a)", row, what, i,
+                  bi_u32_of(got), (double)got, bi_u32_of(wanted), (double)wanted);
 }
 
-/* ---- random and adversarial rows against the slow form ---------------------------------------------------------------------- */
+/* ---- random and adversarial rows against the slow form ------------------------------------------------------------- */
 
 static void make_case(op_random *random, route_case *c, int round) {
     static const int experts[] = {32, 1, 33, 64, 16, 5, 320, 256};
@@ -103,7 +113,7 @@ static void check_case(const route_case *c, const route_out *out) {
 
 START_TEST(route_equals_slow_form) {
     const char *isas[OP_RIG_ISA_MAX];
-    int n_isa = op_rig_isas(isas), n_round = test_is_long() ? 1200 : 84;
+    int n_isa = op_rig_isas(isas), n_round = test_is_long() ? 4000 : 336;
     static route_case c;
     static route_out out;
     op_random random = {test_seed(), 0};
@@ -121,7 +131,7 @@ START_TEST(route_equals_slow_form) {
 }
 END_TEST
 
-/* ---- rows whose answer is written out ------------------------------------------------------------------------------------------ */
+/* ---- rows whose answer is written out ------------------------------------------------------------------------------ */
 
 /* One row x = 1 of width 1: the logits are the weights themselves. */
 static void one_row(route_case *c, const float *logit, int n_expert, int topk) {
@@ -187,7 +197,7 @@ START_TEST(ties_take_the_lower_expert_and_zero_scores_stay_finite) {
 }
 END_TEST
 
-/* ---- a row is a function of itself ------------------------------------------------------------------------------------------- */
+/* ---- a row is a function of itself --------------------------------------------------------------------------------- */
 
 START_TEST(batch_order_and_threads_do_not_matter) {
     static route_case c, part;
@@ -225,7 +235,7 @@ START_TEST(batch_order_and_threads_do_not_matter) {
 }
 END_TEST
 
-/* ---- faults and refusals ------------------------------------------------------------------------------------------------------ */
+/* ---- faults and refusals ------------------------------------------------------------------------------------------- */
 
 START_TEST(a_row_with_a_bad_logit_faults_alone) {
     static route_case c;

@@ -42,8 +42,8 @@ static void open_rig(op_rig *rig, const char *isa, int n_thread, int n_vocab) {
 }
 
 static void check_bits(float got, float wanted, const char *what, int row) {
-    ck_assert_msg(bi_u32_of(got) == bi_u32_of(wanted), "row %d: %s is %08x (%a), wanted %08x (%a)", row, what, bi_u32_of(got),
-                  (double)got, bi_u32_of(wanted), (double)wanted);
+    ck_assert_msg(bi_u32_of(got) == bi_u32_of(wanted), "row %d: %s is %08x (%a), wanted %08x (%a)", row, what,
+                  bi_u32_of(got), (double)got, bi_u32_of(wanted), (double)wanted);
 }
 
 static void check_row(const outputs *out, int row, const slow_sampled *wanted, int n_top) {
@@ -58,7 +58,7 @@ static void check_row(const outputs *out, int row, const slow_sampled *wanted, i
     }
 }
 
-/* ---- random and adversarial rows against the slow form -------------------------------------------------------------------- */
+/* ---- random and adversarial rows against the slow form ------------------------------------------------------------- */
 
 enum { LOGIT_KINDS = 10 };
 
@@ -108,7 +108,8 @@ static void compare_batch(op_rig *rigs, int n_rig, op_random *random, int n_row,
         make_logits(random, op_random_below(random, LOGIT_KINDS), logit + (size_t)t * (size_t)n_vocab, n_vocab);
         setting[t] = make_setting(random, n_vocab);
         forced[t] = op_random_below(random, 3) ? -1 : op_random_below(random, n_vocab);
-        slow_sample(logit + (size_t)t * (size_t)n_vocab, n_vocab, &setting[t], slow_philox_u64(&setting[t]), forced[t], &wanted[t]);
+        slow_sample(logit + (size_t)t * (size_t)n_vocab, n_vocab, &setting[t], slow_philox_u64(&setting[t]), forced[t],
+                    &wanted[t]);
     }
     for (int r = 0; r < n_rig; r++) {
         static outputs out;
@@ -147,7 +148,7 @@ START_TEST(large_vocabulary_equals_slow_form) {
 }
 END_TEST
 
-/* ---- a row is a function of itself ----------------------------------------------------------------------------------------- */
+/* ---- a row is a function of itself --------------------------------------------------------------------------------- */
 
 static void copy_row(outputs *to, int at, const outputs *from, int row) {
     to->token[at] = from->token[row];
@@ -224,7 +225,7 @@ START_TEST(row_stride_is_respected) {
 }
 END_TEST
 
-/* ---- corner cases of the filters, with the expected answer written out ------------------------------------------------------ */
+/* ---- corner cases of the filters, with the expected answer written out --------------------------------------------- */
 
 static op_rig corner;
 
@@ -303,6 +304,38 @@ START_TEST(top_p_cuts_a_plateau_at_exact_weights) {
 }
 END_TEST
 
+/* Weights are truncated at 2^-40 and the target of top_p is rounded up: of 300 entries of weight 1 beside one of 2^40,
+ * ceil((2^32 - 1) / 2^32 * W) = W - 256 keeps 44. With 39 bits they would weigh nothing. */
+START_TEST(top_p_counts_single_units_of_weight) {
+    float x[301];
+    x[0] = 0.0f;
+    for (int i = 1; i < 301; i++)
+        x[i] = -27.3f; /* exp = 1.53 * 2^-40 */
+    bi_sampling s = PLAIN;
+    s.top_p_q32 = P_OFF - 1;
+    static outputs out;
+    for (int32_t forced = 43; forced < 47; forced++) {
+        bi_sample_args a = args_of(1, 301, x, &s, &out);
+        a.forced = &forced;
+        run(&corner, &a);
+        ck_assert_int_eq(bi_is_finite(out.logprob_kept[0]), forced <= 44);
+    }
+}
+END_TEST
+
+/* -0 is +0 before anything else: the kept token is -0 at index 1, the maximum +0 at index 2. */
+START_TEST(minus_zero_is_plus_zero) {
+    static const float x[3] = {-5.0f, -0.0f, 0.0f};
+    static outputs out;
+    bi_sampling s = PLAIN;
+    s.top_k = 1;
+    bi_sample_args a = args_of(1, 3, x, &s, &out);
+    run(&corner, &a);
+    ck_assert_int_eq(out.token[0], 1);
+    check_bits(out.logprob_kept[0], 0.0f, "logprob_kept", 0);
+}
+END_TEST
+
 START_TEST(top_p_quantises_from_binary64) {
     ck_assert_uint_eq(bi_sample_top_p(1.0), P_OFF);
     ck_assert_uint_eq(bi_sample_top_p(0.5), P_OFF / 2);
@@ -361,7 +394,7 @@ START_TEST(a_dropped_forced_token_has_no_kept_probability) {
 }
 END_TEST
 
-/* ---- the function is the right one (binary64, the only tolerances here) ------------------------------------------------------ */
+/* ---- the function is the right one (binary64, the only tolerances here) -------------------------------------------- */
 
 START_TEST(logprobs_and_entropy_are_those_of_the_softmax) {
     enum { N_VOCAB = 1000 };
@@ -391,7 +424,66 @@ START_TEST(logprobs_and_entropy_are_those_of_the_softmax) {
 }
 END_TEST
 
-/* ---- statistics of the draw --------------------------------------------------------------------------------------------------- */
+/* ---- the draw at chosen numbers ------------------------------------------------------------------------------------ */
+
+static uint32_t inverse_of(uint32_t odd) {
+    uint32_t inverse = odd; /* right to 3 bits; each step doubles them */
+    for (int i = 0; i < 5; i++)
+        inverse *= 2 - odd * inverse;
+    return inverse;
+}
+
+/* A setting whose draw is exactly u: Philox run backwards from (u, rest), until the counter has purpose 0. */
+static bi_sampling setting_drawing(uint64_t u) {
+    const uint32_t m0 = 0xD2511F53u, m1 = 0xCD9E8D57u, i0 = inverse_of(m0), i1 = inverse_of(m1);
+    bi_sampling s = PLAIN;
+    uint32_t c[4];
+    for (uint32_t rest = 0; rest == 0 || (c[1] & 255) != 0; rest++) {
+        uint32_t key0 = 10 * 0x9E3779B9u, key1 = 10 * 0xBB67AE85u; /* of seed 0 after ten steps */
+        c[0] = (uint32_t)u, c[1] = (uint32_t)(u >> 32), c[2] = rest, c[3] = 0;
+        for (int round = 0; round < 10; round++) {
+            key0 -= 0x9E3779B9u;
+            key1 -= 0xBB67AE85u;
+            uint32_t c0 = c[3] * i0, c2 = c[1] * i1;
+            uint32_t c1 = c[0] ^ key0 ^ (uint32_t)((uint64_t)m1 * c2 >> 32),
+                     c3 = c[2] ^ key1 ^ (uint32_t)((uint64_t)m0 * c0 >> 32);
+            c[0] = c0, c[1] = c1, c[2] = c2, c[3] = c3;
+        }
+    }
+    s.position = (int32_t)c[0];
+    s.sample = c[1] >> 8;
+    s.uid_hash = c[2] | (uint64_t)c[3] << 32;
+    ck_assert_uint_eq(slow_philox_u64(&s), u);
+    return s;
+}
+
+static void check_draw(const float *x, int n, uint64_t u, int wanted) {
+    static outputs out;
+    bi_sampling s = setting_drawing(u);
+    bi_sample_args a = args_of(1, n, x, &s, &out);
+    run(&corner, &a);
+    ck_assert_msg(out.token[0] == wanted, "u = %016llx of %d tokens: %d, wanted %d", (unsigned long long)u, n, out.token[0],
+                  wanted);
+}
+
+START_TEST(the_first_id_whose_prefix_sum_exceeds_r_is_drawn) {
+    float x[256] = {0}; /* every weight is 2^40 */
+    check_draw(x, 4, 0, 0);
+    check_draw(x, 4, ((uint64_t)1 << 62) - 1, 0);
+    check_draw(x, 4, (uint64_t)1 << 62, 1); /* r = 2^40: the first prefix equals it and does not exceed it */
+    check_draw(x, 4, UINT64_MAX, 3);
+    check_draw(x, 256, ((uint64_t)1 << 63) - 1, 127); /* the last id of the first sub-block */
+    check_draw(x, 256, (uint64_t)1 << 63, 128);
+    check_draw(x, 256, UINT64_MAX, 255);
+    check_draw(x, 3, 0x5555555555555555u, 0); /* W = 3 * 2^40, r = floor(2^40 - 2^-24) */
+    check_draw(x, 3, 0x5555555555555556u, 1);
+    x[0] = x[2] = -60.0f; /* weight 0: never drawn, at either end */
+    check_draw(x, 3, 0, 1);
+    check_draw(x, 3, UINT64_MAX, 1);
+}
+END_TEST
+
+/* ---- statistics of the draw ---------------------------------------------------------------------------------------- */
 
 enum { CHI_VOCAB = 24, CHI_DRAWS = 64 * 400 };
 
@@ -448,9 +540,10 @@ START_TEST(draws_follow_the_distribution) {
             double chi = chi_square(x, s, vary, &n_free);
             /* Mean n_free, deviation sqrt(2 n_free); five deviations leave a fixed seed far from the edge, and a shifted
              * probability of 2 % in one token moves chi by more. */
-            ck_assert_msg(chi < n_free + 5.0 * sqrt(2.0 * n_free), "filter %d, vary %d: chi-square %g with %d degrees", filter, vary,
-                          chi, n_free);
-            ck_assert_msg(chi > n_free - 5.0 * sqrt(2.0 * n_free), "filter %d, vary %d: chi-square %g is too even", filter, vary, chi);
+            ck_assert_msg(chi < n_free + 5.0 * sqrt(2.0 * n_free), "filter %d, vary %d: chi-square %g with %d degrees",
+                          filter, vary, chi, n_free);
+            ck_assert_msg(chi > n_free - 5.0 * sqrt(2.0 * n_free), "filter %d, vary %d: chi-square %g is too even", filter,
+                          vary, chi);
         }
 }
 END_TEST
@@ -476,7 +569,7 @@ START_TEST(every_word_of_the_counter_moves_the_draw) {
 }
 END_TEST
 
-/* ---- faults and refusals ------------------------------------------------------------------------------------------------------- */
+/* ---- faults and refusals ------------------------------------------------------------------------------------------- */
 
 START_TEST(a_faulted_row_is_skipped_and_its_neighbours_keep_their_bits) {
     enum { N_VOCAB = 300 };
@@ -489,9 +582,9 @@ START_TEST(a_faulted_row_is_skipped_and_its_neighbours_keep_their_bits) {
     op_random_normals(&random, 2.0f, x, 3 * N_VOCAB);
     bi_sample_args a = args_of(3, N_VOCAB, x, s, &base);
     run(&corner, &a);
-    for (int marked = 0; marked < 2; marked++) { /* a NaN that nobody marked is skipped as well */
-        x[N_VOCAB + 17] = bi_f32_of(0x7fffffffu);
-        x[N_VOCAB + 18] = INFINITY;
+    for (int marked = 1; marked >= 0; marked--) { /* a NaN that nobody marked is skipped as well */
+        x[N_VOCAB + 17] = marked ? x[N_VOCAB + 17] : bi_f32_of(0x7fffffffu);
+        x[N_VOCAB + 18] = marked ? x[N_VOCAB + 18] : INFINITY;
         a = args_of(3, N_VOCAB, x, s, &out);
         a.row_fault = marked ? fault : NULL;
         run(&corner, &a);
@@ -549,6 +642,11 @@ START_TEST(settings_out_of_range_are_refused_before_any_output) {
     a.logit_ld = 7;
     CHECK_FAILS(corner.backend.op->sample(corner.backend.ctx, &a), BR_E_SHAPE);
     a.logit_ld = 8;
+    bi_sampling wide = PLAIN;
+    wide.n_top = 5;
+    a.setting = &wide;
+    a.top_ld = 4; /* places in `top` */
+    CHECK_FAILS(corner.backend.op->sample(corner.backend.ctx, &a), BR_E_SHAPE);
     a.n_row = 0;
     CHECK_OK(corner.backend.op->sample(corner.backend.ctx, &a));
 }
@@ -569,10 +667,13 @@ Suite *test_sample_suite(void) {
     tcase_add_checked_fixture(cases, corner_open, corner_close);
     tcase_add_test(cases, filters_keep_exactly_what_the_clause_says);
     tcase_add_test(cases, top_p_cuts_a_plateau_at_exact_weights);
+    tcase_add_test(cases, top_p_counts_single_units_of_weight);
+    tcase_add_test(cases, minus_zero_is_plus_zero);
     tcase_add_test(cases, top_p_quantises_from_binary64);
     tcase_add_test(cases, one_kept_token_is_the_greedy_token_and_certain);
     tcase_add_test(cases, a_dropped_forced_token_has_no_kept_probability);
     tcase_add_test(cases, logprobs_and_entropy_are_those_of_the_softmax);
+    tcase_add_test(cases, the_first_id_whose_prefix_sum_exceeds_r_is_drawn);
     tcase_add_test(cases, draws_follow_the_distribution);
     tcase_add_test(cases, every_word_of_the_counter_moves_the_draw);
     tcase_add_test(cases, a_faulted_row_is_skipped_and_its_neighbours_keep_their_bits);

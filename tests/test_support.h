@@ -5,6 +5,10 @@
 #include <check.h>
 #include <stdint.h>
 
+#define SUITE(name) Suite *test_##name##_suite(void);
+#include "suites.h"
+#undef SUITE
+
 int test_is_long(void);                       /* ./run test --long */
 int test_thread_count(void);                  /* 2 */
 const char *test_source_dir(void);            /* root of the source tree */

@@ -1,7 +1,7 @@
-/* bi_bits: bit patterns and the exact conversions between binary32, bf16, e4m3 and MXFP4.      Contract: N-F32, N-CHAIN, N-FP4, N-IDX
+/* bi_bits: bit patterns, and conversions between binary32, bf16, e4m3, MXFP4.      Contract: N-F32, N-CHAIN, N-FP4, N-IDX
  *
- * Layer: numeric. One source for both backends: BI_HD functions compile for host and device, and the BI_FMA.. macros are the
- * single IEEE operations of N-F32, which no compiler may merge or reorder. Branch-free, so that loops over arrays vectorise. */
+ * Layer: numeric. One source for both backends: BI_HD functions compile for host and device, and BI_FMA and its like are the
+ * single IEEE operations of N-F32, which no compiler may merge or reorder. Branch-free: loops over arrays vectorise. */
 #ifndef BI_BITS_H
 #define BI_BITS_H
 

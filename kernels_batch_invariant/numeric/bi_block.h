@@ -1,7 +1,7 @@
 /* bi_block: the tensor core's block of 16 bf16 products onto one accumulator, in integers.      Contract: N-MMA
  *
- * Layer: numeric. This is the clause itself and the slow path of bi_chain, taken where the fast form does not reach: NaN, Inf
- * and blocks whose exponent leaves -100..100. */
+ * Layer: numeric. This is the clause itself, and the slow path of bi_chain where the fast form does not reach: NaN, Inf and
+ * blocks whose exponent leaves -100..100. */
 #ifndef BI_BLOCK_H
 #define BI_BLOCK_H
 
@@ -27,7 +27,7 @@ static inline BI_HD bi_decoded bi_decode_f32(float x) {
     return d;
 }
 
-/* s * 2^(BI_MMA_FRACTION - p) / 2^drop cut toward zero. |s| < 2^24 and p >= 14, so nothing is left once drop passes 40. */
+/* s * 2^(BI_MMA_FRACTION - p) / 2^(exp_max - e) cut toward zero; below 2^27. */
 static inline BI_HD int64_t bi_block_term(bi_decoded d, int p, int32_t exp_max) {
     int32_t drop = exp_max - d.e;
     int64_t magnitude = (int64_t)(d.s < 0 ? -d.s : d.s) << (BI_MMA_FRACTION - p);
@@ -57,8 +57,8 @@ static inline BI_HD float bi_block_finish(int64_t sum, int32_t scale) {
 }
 
 /* The result when NaN or Inf is among c and the factors: 0x7fffffff or that Inf. *found 0: there is none. */
-static inline BI_HD float bi_block_special(float c, const bi_bf16 *a, ptrdiff_t a_stride, const bi_bf16 *b, ptrdiff_t b_stride,
-                                           int *found) {
+static inline BI_HD float bi_block_special(float c, const bi_bf16 *a, ptrdiff_t a_stride, const bi_bf16 *b,
+                                           ptrdiff_t b_stride, int *found) {
     int nan = bi_is_nan(c), plus = bi_u32_of(c) == BI_F32_INF, minus = bi_u32_of(c) == (0x80000000u | BI_F32_INF);
     for (int k = 0; k < BI_MMA_K; k++) {
         uint32_t x = a[k * a_stride], y = b[k * b_stride], x_size = x & 0x7fff, y_size = y & 0x7fff;

@@ -1,10 +1,11 @@
-/* The fast form of the block: see bi_chain.h. Compiled once for each instruction set; plain loops over 32 lanes that gcc turns
- * into vectors of any width.
+/* The fast form of the block: see bi_chain.h. Compiled once for each instruction set; plain loops over 32 lanes, which gcc
+ * turns into vectors of any width.
  *
  * Why it is exact where it is used, |Emax| <= 100 with Emax the block's exponent of N-MMA. A product of two bf16 has 16
- * significant bits, so a*b is exact in binary32 unless it is below 2^-133, where the clause leaves nothing of it either. Times
- * 2^(25 - Emax), exact again, it is below 2^27, and the conversion to an integer cuts toward zero as the clause asks. Sixteen
- * of them add up to at most 16 * 255^2 * 2^11 < 2^31, in any order. c is cut the same way. The result is 2^-125 or more. */
+ * significant bits, so a*b is exact in binary32 unless it is below 2^-133, where the clause leaves nothing of it either.
+ * Times 2^(25 - Emax), exact again, it is below 2^27, and the conversion to an integer cuts toward zero as the clause asks.
+ * Sixteen of them add up to at most 16 * 255^2 * 2^11 < 2^31, in any order. c is cut the same way. The result is zero or at
+ * least 2^-125. */
 #include "bi_chain.h"
 #include "bi_block.h"
 
@@ -46,8 +47,8 @@ static inline uint16_t block_exponents(const int16_t *restrict xe, const int16_t
     return outside;
 }
 
-static inline void fast_block(const float *restrict xf, const float *restrict bf, size_t b_ld, const int16_t *restrict exp_max,
-                              float *restrict acc) {
+static inline void fast_block(const float *restrict xf, const float *restrict bf, size_t b_ld,
+                              const int16_t *restrict exp_max, float *restrict acc) {
     float scale[BI_PANEL];
     int32_t sum[BI_PANEL];
     for (int l = 0; l < BI_PANEL; l++) {

@@ -1,7 +1,7 @@
 /* bi_chain: chains of blocks over packed operands, 32 columns at a time.      Contract: N-MMA, N-CHAIN
  *
  * Layer: numeric. bi_chain.c is compiled once for each instruction set; the bits are those of bi_block16 block by block.
- * A packed operand is its bf16 values as binary32 (`f`, the widened bits themselves, NaN and Inf included) and beside each an
+ * A packed operand is its bf16 values as binary32 (`f`: the widened bits themselves, NaN and Inf included) and for each an
  * int16 exponent (`e`): max(field, 1) - 127, so that the exponent of a product is one addition. Zero gets BI_EXP_ZERO, which
  * no sum lifts to a vote; NaN and Inf get BI_EXP_SPECIAL, which no sum hides from the range check. */
 #ifndef BI_CHAIN_H

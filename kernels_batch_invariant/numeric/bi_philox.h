@@ -26,7 +26,8 @@ static inline BI_HD bi_philox4 bi_philox(uint32_t key0, uint32_t key1, uint32_t 
 }
 
 /* u of N-RNG: out0 + 2^32 * out1 at (seed; position, sample * BI_RNG_PURPOSES + purpose, uid_hash). */
-static inline BI_HD uint64_t bi_rng_u64(uint64_t seed, uint32_t position, uint32_t sample, uint32_t purpose, uint64_t uid_hash) {
+static inline BI_HD uint64_t bi_rng_u64(uint64_t seed, uint32_t position, uint32_t sample, uint32_t purpose,
+                                        uint64_t uid_hash) {
     bi_philox4 out = bi_philox((uint32_t)seed, (uint32_t)(seed >> 32), position, sample * BI_RNG_PURPOSES + purpose,
                                (uint32_t)uid_hash, (uint32_t)(uid_hash >> 32));
     return out.word[0] | (uint64_t)out.word[1] << 32;

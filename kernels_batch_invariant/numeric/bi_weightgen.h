@@ -36,7 +36,8 @@ uint64_t bi_weightgen_key(uint64_t seed, const char *tensor_name);
  * sqrt(fan) <= 2^60, asserted: recipes are constants of ours. */
 bi_weightgen bi_weightgen_make(uint64_t key, bi_weightgen_kind kind, float offset, float spread, int32_t fan);
 
-/* Elements first .. first + n - 1. fp4 makes n bytes of two codes, byte j holding elements 2j (low nibble) and 2j + 1. */
+/* Elements first .. first + n - 1. fp4 makes bytes first .. first + n - 1, byte j holding the codes of elements 2j (low
+ * nibble) and 2j + 1. */
 void bi_weightgen_fill_f32(const bi_weightgen *gen, uint64_t first, float *out, size_t n);
 void bi_weightgen_fill_bf16(const bi_weightgen *gen, uint64_t first, uint16_t *out, size_t n);
 void bi_weightgen_fill_fp4(const bi_weightgen *gen, uint64_t first, uint8_t *out, size_t n);
@@ -71,7 +72,8 @@ static inline BI_HD float bi_weightgen_value(const bi_weightgen *gen, uint64_t i
 static inline BI_HD int bi_weightgen_fp4_code(const bi_weightgen *gen, uint64_t i) {
     float value = BI_MUL((float)bi_weightgen_normal(bi_weightgen_bits(gen->key, i)), gen->unit);
     float size = value < 0 ? -value : value;
-    int code = (size > 0.25f) + (size > 0.75f) + (size > 1.25f) + (size > 1.75f) + (size > 2.5f) + (size > 3.5f) + (size > 5.0f);
+    int code =
+        (size > 0.25f) + (size > 0.75f) + (size > 1.25f) + (size > 1.75f) + (size > 2.5f) + (size > 3.5f) + (size > 5.0f);
     return value < 0 ? code + 8 : code;
 }
 

@@ -8,7 +8,7 @@
 #define TEXT(...) "    " #__VA_ARGS__ "\n"
 #define DEEP(...) "      " #__VA_ARGS__ "\n"
 
-/* ---- pieces of K3 and K3.1 --------------------------------------------------------------------------------------------- */
+/* ---- pieces of K3 and K3.1 -------------------------------------------------------------------------------------------- */
 
 #define K3_TOKENS(line)        \
     line("bos_token_id": 0,)   \
@@ -81,7 +81,7 @@
     TOP(})                                                                                                    \
     "}\n"
 
-/* ---- shapes ------------------------------------------------------------------------------------------------------------ */
+/* ---- shapes ----------------------------------------------------------------------------------------------------------- */
 
 #define NANO_SHAPE                         \
     TEXT("hidden_size": 128,)              \
@@ -263,7 +263,7 @@ const char INIT_ADAPTER_CONFIG[] =
     TOP("use_rslora": false)
     "}\n";
 
-/* ---- scales ------------------------------------------------------------------------------------------------------------ */
+/* ---- scales ----------------------------------------------------------------------------------------------------------- */
 
 #define SPREAD(kind_, offset_, spread_) {.kind = BI_WEIGHTGEN_##kind_, .offset = offset_, .spread = spread_}
 #define SPREAD_F32(kind_, offset_, spread_) {.kind = BI_WEIGHTGEN_##kind_, .offset = offset_, .spread = spread_, .is_f32 = 1}
@@ -281,14 +281,14 @@ static const init_recipe RECIPE[BR_CLASS_COUNT] = {
     [BR_W_KDA_F_A] = GAIN(1.0f),
     [BR_W_KDA_F_B] = GAIN(0.3f),
     [BR_W_KDA_B] = GAIN(1.0f),
-    [BR_W_KDA_O] = GAIN(1.5f),
+    [BR_W_KDA_O] = GAIN(0.75f),
     [BR_W_MLA_Q] = GAIN(1.4f),
     [BR_W_MLA_Q_A] = GAIN(1.0f),
     [BR_W_MLA_Q_B] = GAIN(1.4f),
     [BR_W_MLA_KV_A] = GAIN(1.0f),
     [BR_W_MLA_KV_B] = GAIN(1.3f),
     [BR_W_MLA_G] = GAIN(1.0f),
-    [BR_W_MLA_O] = GAIN(2.0f),
+    [BR_W_MLA_O] = GAIN(1.0f),
     [BR_W_MLP_GATE] = GAIN(1.2f),
     [BR_W_MLP_UP] = GAIN(1.2f),
     [BR_W_MLP_DOWN] = GAIN(1.0f),
@@ -296,23 +296,23 @@ static const init_recipe RECIPE[BR_CLASS_COUNT] = {
     [BR_W_SHARED_UP] = GAIN(1.2f),
     [BR_W_SHARED_DOWN] = GAIN(0.8f),
     [BR_W_LATENT_DOWN] = GAIN(1.0f),
-    [BR_W_LATENT_UP] = GAIN(0.8f),
+    [BR_W_LATENT_UP] = GAIN(0.25f),
     [BR_W_EXPERT_W1] = GAIN(1.2f),
     [BR_W_EXPERT_W3] = GAIN(1.2f),
-    [BR_W_EXPERT_W2] = GAIN(1.0f),
+    [BR_W_EXPERT_W2] = GAIN(0.3f),
     [BR_W_EXPERT_W1_SCALE] = GAIN(1.2f), /* scale bytes follow from the recipe of their codes */
     [BR_W_EXPERT_W3_SCALE] = GAIN(1.2f),
-    [BR_W_EXPERT_W2_SCALE] = GAIN(1.0f),
+    [BR_W_EXPERT_W2_SCALE] = GAIN(0.3f),
     [BR_W_ROUTER] = GAIN(1.0f),
     [BR_W_INDEX_Q] = GAIN(1.0f),
     [BR_W_INDEX_K] = GAIN(1.0f),
     [BR_W_INDEX_WEIGHT] = GAIN(1.0f),
-    [BR_W_EMBED] = SPREAD(NORMAL, 0, 1.0f),
+    [BR_W_EMBED] = SPREAD(NORMAL, 0, 3.0f),
     [BR_W_HEAD] = GAIN(2.2f),
     [BR_W_KDA_CONV_Q] = SPREAD_F32(NORMAL, 0, 0.25f),
     [BR_W_KDA_CONV_K] = SPREAD_F32(NORMAL, 0, 0.25f),
     [BR_W_KDA_CONV_V] = SPREAD_F32(NORMAL, 0, 0.25f),
-    [BR_W_KDA_A_LOG] = SPREAD_F32(UNIFORM, 0, 2.77f), /* log of 1..16 */
+    [BR_W_KDA_A_LOG] = SPREAD_F32(UNIFORM, 0, 2.0f), /* log of 1 to 7.4 */
     [BR_W_KDA_DT_BIAS] = SPREAD_F32(UNIFORM, -2.0f, 2.25f),
     [BR_W_KDA_O_NORM] = SPREAD_F32(NORMAL, 1, 0.1f),
     [BR_W_MLA_Q_NORM] = NORM,
@@ -336,7 +336,7 @@ static const init_recipe RECIPE[BR_CLASS_COUNT] = {
 static const init_recipe RECIPE_DT_BIAS_UNBOUNDED = SPREAD_F32(UNIFORM, -6.0f, 5.0f);
 
 const init_recipe INIT_RECIPE_LORA_A = GAIN(1.0f);
-const init_recipe INIT_RECIPE_LORA_B = GAIN(0.01f);
+const init_recipe INIT_RECIPE_LORA_B = GAIN(0.02f);
 
 init_recipe init_recipe_of(const br_config *config, br_class cls) {
     return cls == BR_W_KDA_DT_BIAS && !config->kda_bounded ? RECIPE_DT_BIAS_UNBOUNDED : RECIPE[cls];

@@ -10,12 +10,13 @@
 #include "config_json.h"
 #include "init_presets.h"
 #include "lora_file.h"
+#include "report.h"
 #include "safetensors.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* ---- tensors to write -------------------------------------------------------------------------------------------------- */
+/* ---- tensors to write ------------------------------------------------------------------------------------------------- */
 
 typedef enum fill { FILL_BF16, FILL_F32, FILL_CODES, FILL_SCALES } fill;
 
@@ -89,7 +90,7 @@ static void fill_elements(const init_tensor *tensor, uint64_t first, unsigned ch
     uint16_t half[PIECE];
     float word[PIECE];
     if (tensor->fill == FILL_CODES)
-        bi_weightgen_fill_fp4(&tensor->gen, 2 * first, bytes, n);
+        bi_weightgen_fill_fp4(&tensor->gen, first, bytes, n);
     if (tensor->fill == FILL_SCALES)
         bi_weightgen_fill_scale(&tensor->gen, first, bytes, n);
     for (size_t at = 0; FILL[tensor->fill].n_byte > 1 && at < n; at += PIECE) {
@@ -110,16 +111,15 @@ static br_status fill_tensor(void *context, int64_t entry, uint64_t offset, unsi
     const init_tensor *tensor = &plan->tensor[plan->first + entry];
     const uint64_t size = FILL[tensor->fill].n_byte, first = offset / size, count = n / size;
     BR_ASSERT(offset % size == 0 && n % size == 0);
-    if (offset == 0 && plan->watch && plan->watch->call &&
-        plan->watch->call(plan->watch->context, plan->watch_what, plan->n_done++, plan->n))
-        return br_fail(BR_E_ABORTED, "init: stopped by its watcher while writing %s", plan->watch_what);
+    if (offset == 0)
+        BR_TRY(report_progress(plan->watch, plan->watch_what, plan->n_done++, plan->n));
     uint64_t n_drawn = first >= tensor->n_drawn ? 0 : tensor->n_drawn - first < count ? tensor->n_drawn - first : count;
     memset(bytes, 0, n);
     fill_elements(tensor, first, bytes, (size_t)n_drawn);
     return BR_OK;
 }
 
-/* ---- checkpoint -------------------------------------------------------------------------------------------------------- */
+/* ---- checkpoint ------------------------------------------------------------------------------------------------------- */
 
 static fill fill_of(const br_expect *expect, const init_recipe *recipe) {
     if (expect->dtypes & 1u << BR_DTYPE_U8)
@@ -150,7 +150,8 @@ static void cut_shards(init_plan *plan) {
     uint64_t n_byte = 0;
     int64_t end = 0;
     for (int32_t shard = 0; shard < INIT_SHARD_COUNT; shard++) {
-        uint64_t wanted = shard == INIT_SHARD_COUNT - 1 ? plan->n_byte : plan->n_byte / INIT_SHARD_COUNT * (uint64_t)(shard + 1);
+        int is_last = shard == INIT_SHARD_COUNT - 1;
+        uint64_t wanted = is_last ? plan->n_byte : plan->n_byte / INIT_SHARD_COUNT * (uint64_t)(shard + 1);
         while (end < plan->n && n_byte < wanted)
             n_byte += plan->out[end++].n_byte;
         plan->shard_end[shard] = end;
@@ -202,7 +203,7 @@ exit:
     return status;
 }
 
-/* ---- adapter ----------------------------------------------------------------------------------------------------------- */
+/* ---- adapter ---------------------------------------------------------------------------------------------------------- */
 
 enum { ADAPTER_CONFIG_BYTES = 8192, TARGETS_BYTES = 4096 };
 
@@ -211,8 +212,10 @@ static int next_map(const br_config *config, int64_t i, br_expect *map) {
     return br_weight_expect(config, i, map) && map->cls < BR_CLASS_LORA_END;
 }
 
-static void add_half(init_plan *plan, const char *module, const char *half, const init_recipe *recipe, int64_t n_row, int64_t n_col) {
-    snprintf(plan->tensor[plan->n].name, BR_NAME_BYTES, "base_model.model.%.*s.lora_%s.weight", BR_NAME_BYTES - 40, module, half);
+static void add_half(init_plan *plan, const char *module, const char *half, const init_recipe *recipe, int64_t n_row,
+                     int64_t n_col) {
+    snprintf(plan->tensor[plan->n].name, BR_NAME_BYTES, "base_model.model.%.*s.lora_%s.weight", BR_NAME_BYTES - 40, module,
+             half);
     plan_add(plan, FILL_BF16, recipe, 2, (int64_t[2]){n_row, n_col});
 }
 
@@ -270,7 +273,7 @@ exit:
     return status;
 }
 
-/* ---- the job ----------------------------------------------------------------------------------------------------------- */
+/* ---- the job ---------------------------------------------------------------------------------------------------------- */
 
 static br_status refuse_preset(const char *name) {
     char list[256] = "";
@@ -290,7 +293,8 @@ static br_status check_options(const br_init_options *o) {
 }
 
 /* Opens what was written, as a run would, and fills the digests. */
-static br_status report_written(const br_init_options *options, const br_config *config, int with_adapter, br_report *report) {
+static br_status report_written(const br_init_options *options, const br_config *config, int with_adapter,
+                                br_report *report) {
     br_status status;
     br_weights *weights = NULL;
     br_loaded loaded = {.config = *config};
@@ -310,6 +314,7 @@ br_status br_job_init(const br_init_options *options, const br_watch *watch, br_
     br_config config;
     *report = (br_report){.first_seq = -1, .first_pos = -1};
     BR_TRY(check_options(options));
+    const double begin = report_clock();
     const int with_adapter = options->lora_rank > 0 && options->lora_out_dir;
     if (options->lora_only) {
         BR_TRY(br_config_read(options->out_dir, &config));
@@ -322,5 +327,6 @@ br_status br_job_init(const br_init_options *options, const br_watch *watch, br_
     }
     if (with_adapter)
         BR_TRY(write_adapter(options, &config, watch));
+    report->seconds = report_clock() - begin;
     return report_written(options, &config, with_adapter, report);
 }

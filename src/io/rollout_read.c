@@ -12,6 +12,9 @@
  * ask for memory. */
 enum { DEFLATE_RATIO_MAX = 1032, COMMIT_TRIES = 64 };
 
+/* HDF5 doubles its pause, from 1 ns, each time it finds a block half written: 24 tries are 17 ms, its own 100 are for ever. */
+enum { METADATA_TRIES = 24 };
+
 struct rollout_reader {
     char path[BR_PATH_BYTES];
     hid_t file; /* open only inside rollout_open */
@@ -36,9 +39,11 @@ static br_status open_file(rollout_reader *r) {
         return BR_OK;
     hid_t access = H5Pcreate(H5P_FILE_ACCESS);
     H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110);
+    H5Pset_metadata_read_attempts(access, METADATA_TRIES);
     r->file = H5Fopen(r->path, H5F_ACC_RDONLY | H5F_ACC_SWMR_READ, access);
+    br_status status = r->file >= 0 ? BR_OK : rollout_h5_fail(BR_E_FORMAT, r->path, "open it as an HDF5 file");
     H5Pclose(access);
-    return r->file >= 0 ? BR_OK : rollout_h5_fail(BR_E_FORMAT, r->path, "open it as an HDF5 file");
+    return status;
 }
 
 static br_status read_text(const rollout_reader *r, const char *name, char text[ROLLOUT_TEXT_BYTES]) {

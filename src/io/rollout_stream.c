@@ -8,10 +8,20 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Remembers the first failure: HDF5 keeps dirty data that it could not write, so nothing after it can be trusted. */
+/* Remembers the first failure: the writer then only closes. The disk's own reason comes before what HDF5 made of it. */
 static br_status failed(rollout_writer *w, const char *doing) {
-    w->failed = rollout_h5_fail(BR_E_IO, w->path, "%s", doing);
+    if (w->failed != BR_OK)
+        return w->failed;
+    if (w->disk.error)
+        w->failed = br_fail(w->disk.error == ENOMEM ? BR_E_NOMEM : BR_E_IO, "%s: cannot write (%s): %s", w->path, doing,
+                            strerror(w->disk.error));
+    else
+        w->failed = rollout_h5_fail(BR_E_IO, w->path, "%s", doing);
     return w->failed;
+}
+
+static br_status check_disk(rollout_writer *w, const char *doing) {
+    return w->disk.error ? failed(w, doing) : BR_OK;
 }
 
 static br_status part_path(const char *path, char part[BR_PATH_BYTES]) {
@@ -87,17 +97,11 @@ static br_status create_column(rollout_writer *w, int column, int packed) {
     return w->column[column] >= 0 ? BR_OK : failed(w, rollout_columns[column].path);
 }
 
-static br_status create_file(rollout_writer *w, const char *part) {
-    hid_t access = H5Pcreate(H5P_FILE_ACCESS);
-    H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110);
-    w->file = H5Fcreate(part, H5F_ACC_TRUNC, H5P_DEFAULT, access);
-    H5Pclose(access);
-    return w->file >= 0 ? BR_OK : failed(w, "create the file");
-}
-
 static br_status create_all(rollout_writer *w, const char *part, int packed) {
     int64_t zero = 0;
-    BR_TRY(create_file(w, part));
+    w->file = rollout_disk_create(part, &w->disk);
+    if (w->file < 0)
+        return failed(w, "create the file");
     BR_TRY(create_commit(w));
     BR_TRY(write_attributes(w));
     for (int c = 0; c < ROLLOUT_COLUMN_COUNT; c++)
@@ -148,7 +152,7 @@ br_status rollout_stream_rows(rollout_writer *w, int column, int64_t at, int64_t
     int written = H5Dset_extent(w->column[column], size) >= 0 && (to = H5Dget_space(w->column[column])) >= 0 &&
                   H5Sselect_hyperslab(to, H5S_SELECT_SET, begin, NULL, count, NULL) >= 0 &&
                   H5Dwrite(w->column[column], type, from, to, H5P_DEFAULT, rows) >= 0;
-    br_status status = written ? BR_OK : failed(w, rollout_columns[column].path);
+    br_status status = written ? check_disk(w, rollout_columns[column].path) : failed(w, rollout_columns[column].path);
     if (to >= 0)
         H5Sclose(to);
     H5Sclose(from);
@@ -158,14 +162,10 @@ br_status rollout_stream_rows(rollout_writer *w, int column, int64_t at, int64_t
 
 /* Two syncs a commit cost 0.9 ms on a virtual disk; a rollout takes far longer than that to sample. */
 static br_status flush_to_disk(rollout_writer *w) {
-    int *fd = NULL;
-    if (H5Fflush(w->file, H5F_SCOPE_LOCAL) < 0 || H5Fget_vfd_handle(w->file, H5P_DEFAULT, (void **)&fd) < 0)
+    if (H5Fflush(w->file, H5F_SCOPE_LOCAL) < 0)
         return failed(w, "flush");
-    if (fdatasync(*fd) != 0) {
-        w->failed = br_fail(BR_E_IO, "%s: cannot flush to disk: %s", w->path, strerror(errno));
-        return w->failed;
-    }
-    return BR_OK;
+    rollout_disk_sync(&w->disk);
+    return check_disk(w, "flush");
 }
 
 br_status rollout_stream_commit(rollout_writer *w) {
@@ -180,8 +180,10 @@ br_status rollout_stream_commit(rollout_writer *w) {
     return BR_OK;
 }
 
+/* The switch drops what HDF5 holds in memory and reads it again: it must be on the disk before. */
 br_status rollout_stream_begin_swmr(rollout_writer *w) {
-    return H5Fstart_swmr_write(w->file) >= 0 ? BR_OK : failed(w, "switch to single-writer-multiple-readers");
+    BR_TRY(flush_to_disk(w));
+    return H5Fstart_swmr_write(w->file) >= 0 ? check_disk(w, "switch to a stream") : failed(w, "switch to a stream");
 }
 
 br_status rollout_stream_publish(const char *path) {
@@ -205,14 +207,15 @@ void rollout_stream_discard(const char *path) {
 }
 
 br_status rollout_stream_close(rollout_writer *w) {
-    br_status status = BR_OK;
     for (int c = 0; c < ROLLOUT_COLUMN_COUNT; c++)
         if (w->column[c] >= 0 && H5Dclose(w->column[c]) < 0)
-            status = failed(w, "close a dataset");
+            (void)failed(w, "close a dataset");
     if (w->commit >= 0 && H5Dclose(w->commit) < 0)
-        status = failed(w, "close " ROLLOUT_COMMIT_PATH);
+        (void)failed(w, "close " ROLLOUT_COMMIT_PATH);
     if (w->file >= 0 && H5Fclose(w->file) < 0)
-        status = failed(w, "close the file");
+        (void)failed(w, "close the file");
+    br_status status = check_disk(w, "close the file");
+    status = w->failed != BR_OK ? w->failed : status;
     br_mem_free(w);
     return status;
 }

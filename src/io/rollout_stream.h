@@ -6,6 +6,7 @@
 #define ROLLOUT_STREAM_H
 
 #include "br_file.h"
+#include "rollout_disk.h"
 #include "rollout_layout.h"
 
 struct rollout_writer {
@@ -14,6 +15,7 @@ struct rollout_writer {
     hid_t file, commit, column[ROLLOUT_COLUMN_COUNT]; /* negative: not open */
     int64_t n_seq, n_tok, n_commit, n_pending;
     br_digest link;            /* the last of the chain */
+    rollout_disk disk;
     br_status failed;          /* the first error; the writer then only closes */
 };
 

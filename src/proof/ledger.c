@@ -10,29 +10,20 @@ typedef struct replay {
     const rollout_reader *reader;
     const rollout_meta *meta;
     ledger_result *out;
-    char first[512];
-    size_t n_text;
 } replay;
 
 static void fault(replay *r, int64_t seq, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 static void fault(replay *r, int64_t seq, const char *format, ...) {
-    char line[512];
+    ledger_result *out = r->out;
     va_list args;
     va_start(args, format);
-    vsnprintf(line, sizeof line, format, args);
+    if (out->n_line < LEDGER_LINES_MAX)
+        vsnprintf(out->line[out->n_line++], LEDGER_LINE_BYTES, format, args);
     va_end(args);
-    if (r->out->n_fault == 0)
-        memcpy(r->first, line, sizeof line);
-    if (seq >= 0 && r->out->first_seq < 0)
-        r->out->first_seq = seq;
-    if (r->out->n_fault < LEDGER_LINES_MAX) {
-        int n = snprintf(r->out->text + r->n_text, LEDGER_TEXT_BYTES - r->n_text, "%s\n", line);
-        r->n_text = n < 0 ? r->n_text : r->n_text + (size_t)n;
-        if (r->n_text >= LEDGER_TEXT_BYTES)
-            r->n_text = LEDGER_TEXT_BYTES - 1;
-    }
-    r->out->n_fault++;
+    if (seq >= 0 && out->first_seq < 0)
+        out->first_seq = seq;
+    out->n_fault++;
 }
 
 /* Writes the names of the groups whose digest is not the stored one; returns how many there are. */
@@ -97,6 +88,6 @@ br_status ledger_check(const rollout_reader *reader, ledger_result *out) {
         check_seq(&r, i);
     out->link = link_before(&r, n_seq);
     if (out->n_fault > 0)
-        return br_fail(BR_E_MISMATCH, "%s (%lld fault%s in all)", r.first, (long long)out->n_fault, out->n_fault == 1 ? "" : "s");
+        return br_fail(BR_E_MISMATCH, "%s (%lld fault%s in all)", out->line[0], (long long)out->n_fault, out->n_fault == 1 ? "" : "s");
     return BR_OK;
 }

@@ -7,14 +7,15 @@
 
 #include "rollout_file.h"
 
-enum { LEDGER_TEXT_BYTES = 8192, LEDGER_LINES_MAX = 16 };
+enum { LEDGER_LINES_MAX = 16, LEDGER_LINE_BYTES = 512 };
 
 typedef struct ledger_result {
     int64_t n_seq;
     int64_t n_fault;            /* attribute faults and sequences with a fault */
     int64_t first_seq;          /* -1: none; an attribute fault is of no sequence */
     br_digest link;             /* the last of the chain as stored; the first link when the file is empty */
-    char text[LEDGER_TEXT_BYTES]; /* a line a fault, LEDGER_LINES_MAX at most; "" when there is none */
+    int32_t n_line;
+    char line[LEDGER_LINES_MAX][LEDGER_LINE_BYTES]; /* the first faults, one each */
 } ledger_result;
 
 /* BR_E_MISMATCH with the first fault as the sentence; BR_OK when everything agrees. */

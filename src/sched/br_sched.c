@@ -89,9 +89,6 @@ static br_status check_request(const sched *s, const sched_request *r) {
     if (r->n_prompt < 1 || r->max_new < 1)
         return br_fail(BR_E_ARG, "a prompt of %d tokens and a response of %d: expected at least 1 of each", r->n_prompt,
                        r->max_new);
-    for (int32_t i = 0; i < r->n_prompt; i++)
-        if (r->token[i] < 0)
-            return br_fail(BR_E_ARG, "token %d of the prompt is %d: expected 0 or more", i, r->token[i]);
     int64_t n_tok = (int64_t)r->n_prompt + r->max_new;
     if (n_tok > s->opt.n_tok_max)
         return br_fail(BR_E_CAPACITY, "a prompt of %d tokens and a response of %d exceed the longest sequence, %d",
@@ -101,6 +98,9 @@ static br_status check_request(const sched *s, const sched_request *r) {
                        r->n_prompt, r->max_new, sched_block_count((int32_t)n_tok - 1), s->opt.n_page);
     if (seq_by_id(s, r->id, &seq))
         return br_fail(BR_E_ARG, "request %llu is already held", (unsigned long long)r->id);
+    for (int32_t i = 0; i < r->n_prompt; i++)
+        if (r->token[i] < 0)
+            return br_fail(BR_E_ARG, "token %d of the prompt is %d: expected 0 or more", i, r->token[i]);
     return BR_OK;
 }
 

@@ -98,7 +98,7 @@ const sched_plan *sched_plan_step(sched *s);
 
 typedef enum sched_verdict {
     SCHED_GO_ON, /* the segment was computed; a sampled token is appended */
-    SCHED_END,   /* the same, and the sequence ends: with this token when it samples, or after a prefill that is enough */
+    SCHED_END,   /* the same, and the sequence ends; its token is not looked at */
     SCHED_FAIL   /* NaN or Inf in a row of the segment: the request ends, nothing that this step computed for it is kept */
 } sched_verdict;
 

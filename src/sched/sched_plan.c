@@ -1,7 +1,7 @@
 /* The making of a plan: who runs, how many rows, in which pages, from which state; see br_sched.h for the policy.
  *
  * Order matters: pages are handed out oldest first, so that a sequence preempted for room is one that has nothing in the
- * plan yet; requests start only when nobody had to be preempted; states to keep are taken last, since they can be missed. */
+ * plan yet; states to keep are taken last, since they can be missed. */
 #include "sched_core.h"
 
 #include <string.h>
@@ -112,15 +112,13 @@ static void plan_running(sched *s) {
     }
 }
 
-/* An older running sequence is about to compute what this request could share. Only older ones count, so nobody waits in a
- * circle; an aborted or failed one no longer runs, and the first to wait then computes the prompt itself. Hashes do: two
+/* A running sequence is about to compute what this request could share. Who is waited for runs, so nobody waits in a circle;
+ * an aborted or failed one no longer runs, and the first that waited then computes the prompt itself. Hashes do here: two
  * different prompts with one hash would cost the younger a wait and nothing else. */
 static int waits_for_equal_prompt(const sched *s, const sched_seq *q) {
-    for (int32_t i = 0; i < s->n_leader; i++) {
-        const sched_seq *r = &s->seq[s->leader[i]];
-        if (r->prompt_hash == q->prompt_hash && r->arrival < q->arrival)
+    for (int32_t i = 0; i < s->n_leader; i++)
+        if (s->seq[s->leader[i]].prompt_hash == q->prompt_hash)
             return 1;
-    }
     return 0;
 }
 
@@ -129,19 +127,17 @@ static void note_leader(sched *s, int32_t seq) {
         s->leader[s->n_leader++] = seq;
 }
 
-/* Pages that running sequences still have to take to compute the tokens they have; a start must leave them. */
+/* Pages that running sequences still have to take to compute the tokens they have; a start must leave them. Nobody has yet
+ * to take one for a shared tail: something starts only when rows are left, and then every running sequence has its own. */
 static int32_t pages_promised(const sched *s) {
     int32_t n = 0;
-    for (int32_t i = 0; i < s->n_running; i++) {
-        const sched_seq *q = &s->seq[s->running[i]];
-        int32_t block = q->pos / BR_PAGE_TOK;
-        n += sched_block_count(q->n_tok) - q->n_block;
-        n += block < q->n_block && kv_page_indexed(&s->kv, sched_row_of(s, q)[block]);
-    }
+    for (int32_t i = 0; i < s->n_running; i++)
+        n += sched_block_count(s->seq[s->running[i]].n_tok) - s->seq[s->running[i]].n_block;
     return n;
 }
 
-/* Holds the pages of the hit and tells whether the rest of the sequence has room, with one page to grow. */
+/* Holds the pages of the hit and tells whether the rest of the sequence has room, with one page to grow: without that page a
+ * sequence just preempted would start again at once and be preempted again. */
 static int hold_hit(sched *s, const sched_seq *q, const kv_hit *hit) {
     for (int32_t i = 0; i < hit->n_page; i++)
         kv_page_hold(&s->kv, s->path[i]);
@@ -235,14 +231,12 @@ static void emit_all(sched *s) {
 
 const sched_plan *sched_plan_step(sched *s) {
     BR_ASSERT(!s->in_flight);
-    int64_t n_preempt = s->stats.n_preempt;
     s->stats.n_step++;
     s->plan = (sched_plan){.seg = s->seg, .page_copy = s->page_copy, .state_copy = s->state_copy, .keep = s->keep,
                            .table = s->table, .table_ld = s->table_ld, .state_index = s->state_index};
     preempt_by_force(s);
     plan_running(s);
-    if (s->stats.n_preempt == n_preempt)
-        start_waiting(s);
+    start_waiting(s);
     emit_all(s);
     s->stats.n_row += s->plan.n_row;
     s->in_flight = 1;

@@ -73,7 +73,7 @@ static void add_slot(compare *c, uint32_t a, uint32_t b) {
     out->max_ulp = ulp > out->max_ulp ? ulp : out->max_ulp;
     out->max_abs = fabs(d) > out->max_abs ? fabs(d) : out->max_abs;
     c->sum_k1 -= d;
-    c->sum_k3 += expm1(d) - d;
+    c->sum_k3 += isinf(d) ? INFINITY : expm1(d) - d;
 }
 
 /* A sampled token must have a score in both files, unless its sequence ended in error in the file that lacks it. */
