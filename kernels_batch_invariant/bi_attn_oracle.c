@@ -2,9 +2,9 @@
  *
  * Layer: kernels_batch_invariant, compiled once an ISA. Owns the layout of a latent block; knows no page policy, no model.
  *
- * A latent block is 64 rows [c | k_r | 0] of bf16, padded to 32: 1,152 bytes a position at d_latent = 576. It is not kept
- * packed: a row is read by one query at a time, and unpacking two bytes costs less than fetching the twelve that a packed
- * panel for the scores plus a packed row for the values would take.
+ * A latent block is 64 rows [c | k_r | 0] of bf16, padded to 32: 72 KiB at d_latent = 576. A packed panel for the scores and
+ * packed rows for the values would be 432 KiB. They would spare a dense query its unpacking, 9 % (AVX-512) to 25 % (AVX2) of
+ * it at 6 heads; a selection has to gather and transpose its rows in any case, and then six times the bytes.
  *
  * A query sorts its positions by class and takes them in groups: whole class blocks, at most 64 entries. The scores of a
  * group are one panel product for every 32 entries, whatever classes they are of (a score does not know its class), so 16
@@ -21,6 +21,7 @@ enum {
     GROUP = BI_ATT_BLOCK,
     GATE_COST = 8 /* element steps of one sigmoid */
 };
+_Static_assert(GROUP % BI_PANEL == 0, "a group's scores are whole panels");
 
 static int32_t pad_panel(int32_t n) {
     return (n + BI_PANEL - 1) / BI_PANEL * BI_PANEL;
@@ -69,7 +70,7 @@ br_status BI_FN(bi_latent_store)(bi_ctx *ctx, const bi_latent_store_args *a) {
 /* What one query works in; a thread has one. */
 typedef struct work {
     int32_t n_head, d_score, d_value;    /* d_score: d_kv_latent + d_rope to 16; d_value: d_kv_latent to 32 */
-    int32_t v_ld;                        /* d_value to an odd multiple of 32: rows 2 KiB apart would fight for 4 sets of L1 */
+    int32_t v_ld;                        /* d_value to an odd multiple of 32: rows 2 KiB apart share 4 sets of L1 */
     bi_bf16 *line;                       /* (max(d_score, 64)) a row on its way to be packed */
     bi_bf16 *zero;                       /* (d_score) the latent row of an absent lane */
     float *qf, *wf;                      /* (n_head, d_score) packed [q~ | q_r]; (n_head, 64) packed R(e) */
@@ -131,7 +132,7 @@ bi_scratch bi_attn_scratch(const bi_limits *limits) {
 }
 #endif
 
-/* Sorts the row's positions by class: select, or every position up to n - 1 when it is NULL. */
+/* Sorts the row's positions by class: those of select, or 0 .. n - 1 when it is NULL. */
 static void sort_by_class(work *w, const int32_t *select, int32_t n, int32_t own) {
     int32_t *end = w->end, sum = 0, before = -1;
     memset(end, 0, sizeof w->end);
@@ -165,7 +166,8 @@ static void pack_query(const bi_attn_args *a, work *w, int32_t t) {
 
 typedef uint16_t half8 __attribute__((vector_size(16)));
 
-/* Interleaves rows i and i + 4. Element (row, column) is at a 6-bit address that this rotates by one: three times transpose. */
+/* Interleaves rows i and i + 4. Element (row, column) is at a 6-bit address that this rotates by one: three times is a
+ * transpose. */
 static inline void interleave8(half8 *out, const half8 *in) {
     for (int i = 0; i < 4; i++) {
         out[2 * i] = __builtin_shufflevector(in[i], in[i + 4], 0, 8, 1, 9, 2, 10, 3, 11);
@@ -250,8 +252,9 @@ static void join_block(work *w, int c, int32_t d_kv_latent, int first, int n, in
     for (int32_t h = 0; h < w->n_head; h++)
         weigh(w, c, h, w->score + (size_t)h * GROUP + first, n, first_block);
     size_t v_ld = (size_t)w->v_ld;
-    for (int32_t i = 0; i < n_k; i++)
-        BI_FN(bi_pack_row)(i < n ? w->row[first + i] : w->zero, d_kv_latent, d, w->vf + (size_t)i * v_ld, w->ve + (size_t)i * v_ld);
+    for (int32_t i = 0; i < n; i++)
+        BI_FN(bi_pack_row)(w->row[first + i], d_kv_latent, d, w->vf + (size_t)i * v_ld, w->ve + (size_t)i * v_ld);
+    BI_FN(bi_pack_row)(w->zero, 0, (n_k - n) * w->v_ld, w->vf + (size_t)n * v_ld, w->ve + (size_t)n * v_ld);
     set_rows(w, w->wf, w->we, GROUP);
     float *acc = w->acc + (size_t)c * (size_t)w->n_head * (size_t)d;
     for (int32_t lane = 0; lane < d; lane += BI_PANEL)
@@ -347,7 +350,8 @@ static br_status check_attn(const bi_limits *limits, const bi_attn_args *a) {
         const bi_seg *seg = &a->batch->seg[a->batch->row_seg[t]];
         int32_t visible = seg->pos + t - seg->row + 1;
         if (visible < 1 || visible > limits->n_pos)
-            return br_fail(BR_E_SHAPE, "bi_attn: row %d: expected a position in 0..%d, got %d", t, limits->n_pos - 1, visible - 1);
+            return br_fail(BR_E_SHAPE, "bi_attn: row %d: expected a position in 0..%d, got %d", t, limits->n_pos - 1,
+                           visible - 1);
         if (a->select && (a->n_select[t] < 1 || a->n_select[t] > a->select_ld || a->n_select[t] > visible))
             return br_fail(BR_E_SHAPE, "bi_attn: row %d at position %d: expected 1..%d selected positions, got %d", t,
                            visible - 1, visible < a->select_ld ? visible : a->select_ld, a->n_select[t]);

@@ -2,8 +2,8 @@
  *
  * Layer: kernels_batch_invariant, compiled once an ISA. Owns the layout of an index block; knows no page policy, no model.
  *
- * An index block is two panels of 32 positions, each (d to 16, 32) packed values and exponents, then the 64 scales. It is kept
- * packed because every query reads every key: unpacking would cost 4 heads of 32 a fifth of the scan. */
+ * An index block is two panels of 32 positions, each (d to 16, 32) packed values and exponents, and the 64 scales. It is
+ * kept packed because every query reads every key: unpacking would cost 4 heads of 32 a fifth of the scan. */
 #include "bi_chain.h"
 #include "bi_oracle.h"
 #include "bi_order.h"
@@ -167,8 +167,8 @@ static int pack_query(const bi_index_select_args *a, work *w, int32_t t) {
     return 1;
 }
 
-/* score (32) of one panel: four chains over the heads, then the key's scale. Finite operands can still overflow to Inf - Inf;
- * that NaN gets one pattern, since P4 orders patterns. */
+/* score (32) of one panel: four chains over the heads, then the key's scale. Finite operands can still overflow to
+ * Inf - Inf; that NaN gets one pattern, since P4 orders patterns. */
 static void score_panel(const work *w, const key_panel *k, float *score) {
     float p[BI_IDX_CHAINS][BI_PANEL] = {{0}};
     memset(w->acc, 0, sizeof *w->acc * (size_t)w->n_head * BI_PANEL);
@@ -246,8 +246,7 @@ static void select_job(void *context, int t, int thread) {
 static br_status check_select(const bi_limits *limits, const bi_index_select_args *a) {
     if (a->n_head < 4 || a->n_head % 4 || a->n_head > limits->index_n_head || a->d < 1 || a->d > limits->index_d_head ||
         a->topk < 1)
-        return br_fail(BR_E_SHAPE,
-                       "bi_index_select: expected a multiple of 4 heads up to %d, of up to %d, and topk >= 1, got %d, %d and %d",
+        return br_fail(BR_E_SHAPE, "bi_index_select: expected 4, 8, .. %d heads of 1..%d and topk >= 1, got %d of %d and %d",
                        limits->index_n_head, limits->index_d_head, a->n_head, a->d, a->topk);
     for (int32_t t = 0; t < a->batch->n_row; t++) {
         const bi_seg *seg = &a->batch->seg[a->batch->row_seg[t]];

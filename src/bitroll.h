@@ -15,6 +15,9 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#ifdef __GNUC__
+#pragma GCC visibility push(default) /* all that the library exports: the rest is compiled hidden */
+#endif
 
 #define BR_VERSION_TEXT "0.1.0"
 #define BR_ABI_VERSION 1
@@ -232,6 +235,9 @@ br_status br_job_dump(const br_dump_options *options, br_line line, void *contex
 br_status br_job_inspect(const char *model_dir, br_line line, void *context); /* model_dir NULL: limits, layouts, constants */
 br_status br_job_digest(const char *dir, br_line line, void *context, br_report *report);
 
+#ifdef __GNUC__
+#pragma GCC visibility pop
+#endif
 #ifdef __cplusplus
 }
 #endif

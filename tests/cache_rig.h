@@ -1,5 +1,7 @@
-/* cache_rig: a paged or contiguous cache full of poison, and the rows of a step. Layer: tests, for the suites of ops that read
- * a cache. A paged cache gives each sequence its own shuffled blocks, so that a wrong block shows. */
+/* cache_rig: a paged or contiguous cache full of poison, and the rows of a step.
+ *
+ * Layer: tests, for the suites of ops that read a cache. A paged cache gives each sequence its own shuffled blocks, so that
+ * a wrong block shows. */
 #ifndef CACHE_RIG_H
 #define CACHE_RIG_H
 

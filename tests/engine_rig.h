@@ -33,6 +33,7 @@ typedef struct rig_request {
 typedef struct rig_text {
     br_status error;
     br_stop_reason stop;
+    char sentence[192]; /* of an error */
     int32_t n_tok; /* prompt and response */
     int32_t token[RIG_TOK_MAX];
     uint32_t logprob[RIG_LOGPROBS][RIG_TOK_MAX]; /* logprob, raw, kept; 0x7fc00000 where not sampled */
@@ -42,6 +43,7 @@ typedef struct rig_text {
  * filters. Deterministic in the seed. */
 void rig_requests(const rig_model *model, uint64_t seed, int n, int32_t n_min, int32_t n_max, int32_t max_new, rig_request *out);
 
+br_request rig_br_request(const rig_request *r); /* as rig_generate submits it */
 /* Runs all requests; order (n) is the order of arrival, NULL: as they are. Fails the test on an engine error. */
 void rig_generate(const br_engine_options *options, const rig_request *request, const int *order, int n, rig_text *out);
 /* The scorer's log-probs of the given texts, each with its request's adapter and temperature. */

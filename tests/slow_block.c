@@ -116,7 +116,7 @@ static const char *const family_name[SLOW_FAMILY_COUNT] = {
     "normal",             "wide exponents",   "narrow",      "cancelling pairs", "c is minus a product",
     "subnormal factors",  "zeros times huge", "overflow",    "raw bits",         "signed zeros",
     "alignment boundary", "one product",      "large c",     "tiny products",    "tiny c",
-    "around the floor",   "NaN and Inf",      "range edges", "largest sums",
+    "around the floor",   "NaN and Inf",      "fast range edge", "largest sums",
 };
 
 const char *slow_family_name(int family) {
@@ -151,10 +151,10 @@ static void pair(int family, uint64_t r, uint64_t q, int k, uint16_t *x, uint16_
     case 10: *x = draw(r, 127, 1), *y = k % 16 == 3 ? draw(q, 135, 1) : draw(q, 105, 23); break;
     case 11: *x = k % 16 == 5 ? *x : (uint16_t)(r & 0x8000); break;
     case 13: *x = draw(r, 0, 64), *y = draw(q, 0, 64); break;
-    case 14: *x = draw(r, 30, 30), *y = draw(q, 30, 30); break;
-    case 15: *x = draw(r, 0, 10), *y = draw(q, 115, 14); break;
+    case 14: *x = k / 16 % 2 ? 0 : draw(r, 30, 30), *y = draw(q, 30, 30); break; /* and blocks of zeros */
+    case 15: *x = draw(r, 0, 4), *y = draw(q, 100, 16); break; /* exponents -153..-136: the floor decides */
     case 16: *x = r >> 20 & 31 ? *x : draw_special(r >> 25), *y = q >> 20 & 31 ? *y : draw_special(q >> 25); break;
-    case 17: *x = draw(r, r >> 62 & 1 ? 173 : 73, 8), *y = draw(q, r >> 62 & 1 ? 177 : 77, 8); break;
+    case 17: *x = draw(r, 77, 1), *y = draw(q, 74 + k / 16 % 4, 1); break; /* -103..-100, one a block */
     case 18: *x = draw(r, 127, 1) & 0x7fff, *x |= 0x7c, *y = draw(q, 127, 1) & 0x7fff, *y |= 0x7c; break;
     default: break;
     }
@@ -168,11 +168,11 @@ static float accumulator(int family, uint64_t r, const uint16_t *a, const uint16
     case 9: return slow_float((uint32_t)r & 0x80000000u);
     case 10: return draw_float(r, 110, 30);
     case 12: return draw_float(r, 140, 20);
-    case 13: return draw_float(r, 0, 3);
-    case 14: return draw_float(r, 0, 4);
-    case 15: return draw_float(r, 0, 12);
+    case 13: return r >> 40 & 1 ? 0.0f : draw_float(r, 0, 3);
+    case 14: return r >> 40 & 3 ? draw_float(r, 0, 4) : 0.0f;
+    case 15: return r >> 40 & 7 ? 0.0f : draw_float(r, 0, 2);
     case 16: return r >> 40 & 7 ? draw_float(r, 120, 10) : slow_widen(draw_special(r >> 44));
-    case 17: return draw_float(r, r >> 40 & 1 ? 224 : 24, 6);
+    case 17: return r >> 40 & 1 ? 0.0f : draw_float(r, 22, 4);
     case 18: return slow_float((uint32_t)(r & 0x7fffff) | 0x3f800000u);
     default: return r >> 40 & 1 ? 0.0f : draw_float(r, 118, 16);
     }

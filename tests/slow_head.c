@@ -1,4 +1,4 @@
-/* N-HEAD, N-SAMPLE and N-RNG word for word; see slow_head.h. */
+/* N-HEAD, N-SAMPLE and N-RNG word for word, and inputs for them; see slow_head.h. */
 #include "slow_head.h"
 
 #include "bi_fn.h"
@@ -84,6 +84,35 @@ uint64_t slow_philox_u64(const bi_sampling *set) {
         key[1] += 0xBB67AE85u;
     }
     return c[0] + ((uint64_t)c[1] << 32);
+}
+
+static uint32_t inverse_of(uint32_t odd) {
+    uint32_t inverse = odd; /* right to 3 bits; each step doubles them */
+    for (int i = 0; i < 5; i++)
+        inverse *= 2 - odd * inverse;
+    return inverse;
+}
+
+bi_sampling slow_setting_drawing(uint64_t u) {
+    const uint32_t m0 = 0xD2511F53u, m1 = 0xCD9E8D57u, i0 = inverse_of(m0), i1 = inverse_of(m1);
+    bi_sampling s = SLOW_PLAIN;
+    uint32_t c[4];
+    for (uint32_t rest = 0; rest == 0 || (c[1] & 255) != 0; rest++) {
+        uint32_t key0 = 10 * 0x9E3779B9u, key1 = 10 * 0xBB67AE85u; /* of seed 0 after ten steps */
+        c[0] = (uint32_t)u, c[1] = (uint32_t)(u >> 32), c[2] = rest, c[3] = 0;
+        for (int round = 0; round < 10; round++) {
+            key0 -= 0x9E3779B9u;
+            key1 -= 0xBB67AE85u;
+            uint32_t c0 = c[3] * i0, c2 = c[1] * i1;
+            uint32_t c1 = c[0] ^ key0 ^ (uint32_t)((uint64_t)m1 * c2 >> 32),
+                     c3 = c[2] ^ key1 ^ (uint32_t)((uint64_t)m0 * c0 >> 32);
+            c[0] = c0, c[1] = c1, c[2] = c2, c[3] = c3;
+        }
+    }
+    s.position = (int32_t)c[0];
+    s.sample = c[1] >> 8;
+    s.uid_hash = c[2] | (uint64_t)c[3] << 32;
+    return s;
 }
 
 /* ---- N-SAMPLE ------------------------------------------------------------------------------------------------------ */
@@ -190,4 +219,45 @@ void slow_sample(const float *x, int n, const bi_sampling *set, uint64_t u, int 
         out->top[i].logprob = slow_logprob(&scaled, row.z[row.order[i]]);
     }
     free(row.z), free(row.order), free(row.kept);
+}
+
+/* ---- inputs -------------------------------------------------------------------------------------------------------- */
+
+const bi_sampling SLOW_PLAIN = {.temperature = 1.0f, .top_p_q32 = (uint64_t)1 << 32};
+
+void slow_logits(op_random *random, int kind, float *x, int n) {
+    static const float zeros[3] = {0.0f, -0.0f, 0x1p-149f};
+    for (int i = 0; i < n; i++) {
+        float normal = op_random_normal(random);
+        switch (kind) {
+        case 0: x[i] = 3.0f * normal; break;
+        case 1: x[i] = 0.25f; break;                                           /* one plateau */
+        case 2: x[i] = (float)op_random_below(random, 3); break;               /* few levels, many ties */
+        case 3: x[i] = zeros[op_random_below(random, 3)]; break;
+        case 4: x[i] = normal * 0x1p-127f; break;                              /* subnormals */
+        case 5: x[i] = normal * 0x1p125f; break;                               /* z and differences overflow */
+        case 6: x[i] = -0.5f * (float)(i % 60); break;                         /* weights down to 0 of 2^40 */
+        case 7: x[i] = i == n / 2 ? 40.0f : normal; break;                     /* all but one vanish */
+        case 8: x[i] = 20.0f * normal; break;
+        default: x[i] = normal > 0.0f ? 0x1.8p0f : bi_f32_of(0x3fc00000u - (uint32_t)op_random_below(random, 2)); break;
+        }
+    }
+}
+
+bi_sampling slow_setting(op_random *random, int n_vocab) {
+    static const float temperatures[] = {0.0f, 1.0f, 1.0f, 0.7f, 1.5f, 0x1p-10f, 0x1p10f, 0.1f};
+    static const float min_ps[] = {0.0f, 0.0f, 0.0f, 0.05f, 0.5f, 1.0f, 1e-30f, 0.9999999f};
+    static const double top_ps[] = {1.0, 1.0, 0.95, 0.5, 0.1, 1e-12, 0.9999999999, 0.25};
+    bi_sampling s = SLOW_PLAIN;
+    s.temperature = temperatures[op_random_below(random, 8)];
+    s.min_p = min_ps[op_random_below(random, 8)];
+    s.top_p_q32 = bi_sample_top_p(top_ps[op_random_below(random, 8)]);
+    s.top_k = op_random_below(random, 2) ? op_random_below(random, n_vocab + 3) : op_random_below(random, 4);
+    s.n_top = op_random_below(random, n_vocab < BR_TOP_LOGPROBS_MAX ? n_vocab + 1 : BR_TOP_LOGPROBS_MAX + 1);
+    s.entropy = op_random_below(random, 2);
+    s.seed = op_random_u64(random);
+    s.uid_hash = op_random_u64(random);
+    s.sample = (uint32_t)op_random_below(random, 1 << 24);
+    s.position = op_random_below(random, 1 << 20);
+    return s;
 }

@@ -4,6 +4,7 @@
 #define SLOW_HEAD_H
 
 #include "bi_sample.h"
+#include "op_rig.h"
 
 typedef struct slow_softmax {
     float max, log_sum, entropy;
@@ -23,5 +24,12 @@ typedef struct slow_sampled {
 /* u: the uniform 64-bit number of the draw. forced: -1 or a token. */
 void slow_sample(const float *x, int n, const bi_sampling *set, uint64_t u, int forced, slow_sampled *out);
 uint64_t slow_philox_u64(const bi_sampling *set); /* N-RNG, purpose 0 */
+/* A setting whose draw is exactly u: Philox run backwards from (u, rest), until the counter has purpose 0. */
+bi_sampling slow_setting_drawing(uint64_t u);
+
+extern const bi_sampling SLOW_PLAIN; /* T = 1, every filter off, seed 0 */
+enum { SLOW_LOGIT_KINDS = 10 };
+void slow_logits(op_random *random, int kind, float *x, int n); /* plateaus, zeros, subnormals, overflowing spreads, ... */
+bi_sampling slow_setting(op_random *random, int n_vocab);       /* any mixture of filters */
 
 #endif

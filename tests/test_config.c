@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- helpers: a published file, edited --------------------------------------------------------------------------------- */
+/* ---- helpers: a published file, edited ------------------------------------------------------------------------------- */
 
 static json_t *load_golden(const char *name) {
     char path[BR_PATH_BYTES];
@@ -66,7 +66,7 @@ static int is_zero(const br_config *c) {
     return memcmp(c, &zero, sizeof zero) == 0;
 }
 
-/* ---- published files --------------------------------------------------------------------------------------------------- */
+/* ---- published files ------------------------------------------------------------------------------------------------- */
 
 static void check_kimi_k3_skeleton(const br_config *c) {
     ck_assert_int_eq(c->n_vocab, 163840);
@@ -132,58 +132,23 @@ START_TEST(kimi_linear_loads) {
 }
 END_TEST
 
-/* ---- presets in the flat form ------------------------------------------------------------------------------------------ */
-
-#define PRESET_COMMON                                                                                                            \
-    "\"architectures\":[\"KimiK31ForConditionalGeneration\"],\"mla_use_nope\":true,\"mla_use_output_gate\":true,"                \
-    "\"moe_router_activation_func\":\"sigmoid\",\"moe_renormalize\":true,\"routed_scaling_factor\":1.0,\"num_expert_group\":1,"  \
-    "\"topk_group\":1,\"num_shared_experts\":2,\"latent_moe_use_norm\":true,\"hidden_act\":\"situ\","                            \
-    "\"activation_situ_beta\":4.0,\"activation_situ_linear_beta\":25.0,\"rms_norm_eps\":1e-5,\"tie_word_embeddings\":false,"     \
-    "\"quantization_config\":{\"format\":\"mxfp4-pack-quantized\"},\"index_rope\":false,\"index_hadamard\":false,"               \
-    "\"index_kdtype\":\"fp8_e4m3_pow2\",\"lora\":{\"r\":32,\"alpha\":64},"
-
-#define PRESET_KDA(heads, size, mla, kda)                                                                                  \
-    "\"linear_attn_config\":{\"num_heads\":" heads ",\"head_dim\":" size ",\"short_conv_kernel_size\":4,"                  \
-    "\"gate_lower_bound\":-5.0,\"use_full_rank_gate\":true,\"full_attn_layers\":[" mla "],\"kda_layers\":[" kda "]},"
+/* ---- presets in the flat form ---------------------------------------------------------------------------------------- */
 
 static const struct {
-    const char *text;
+    const char *file;
     int32_t n_layer, n_mla_layer, d_model, index_topk, res_block, n_dense_layer, eos_id;
 } PRESET[] = {
-    {"{" PRESET_COMMON PRESET_KDA("4", "32", "4,8,9", "1,2,3,5,6,7")
-     "\"vocab_size\":2304,\"hidden_size\":128,\"num_hidden_layers\":9,\"first_k_dense_replace\":1,\"num_attention_heads\":4,"
-     "\"intermediate_size\":384,\"q_lora_rank\":64,\"kv_lora_rank\":64,\"qk_nope_head_dim\":32,\"qk_rope_head_dim\":16,"
-     "\"v_head_dim\":32,\"num_experts\":32,\"num_experts_per_token\":4,\"moe_intermediate_size\":64,"
-     "\"routed_expert_hidden_size\":64,\"attn_res_block_size\":3,\"index_n_heads\":4,\"index_head_dim\":32,\"index_topk\":16,"
-     "\"max_position_embeddings\":4096,\"eos_token_id\":1}",
-     9, 3, 128, 16, 3, 1, 1},
-    {"{" PRESET_COMMON PRESET_KDA("6", "128", "4,8,12,13", "1,2,3,5,6,7,9,10,11")
-     "\"vocab_size\":16384,\"hidden_size\":768,\"num_hidden_layers\":13,\"first_k_dense_replace\":1,\"num_attention_heads\":6,"
-     "\"intermediate_size\":3072,\"q_lora_rank\":384,\"kv_lora_rank\":512,\"qk_nope_head_dim\":128,\"qk_rope_head_dim\":64,"
-     "\"v_head_dim\":128,\"num_experts\":64,\"num_experts_per_token\":8,\"moe_intermediate_size\":128,"
-     "\"routed_expert_hidden_size\":384,\"attn_res_block_size\":4,\"index_n_heads\":32,\"index_head_dim\":128,"
-     "\"index_topk\":256,\"max_position_embeddings\":65536,\"eos_token_id\":1}",
-     13, 4, 768, 256, 4, 1, 1},
-    {"{" PRESET_COMMON PRESET_KDA("2", "128", "4,5", "1,2,3")
-     "\"vocab_size\":4096,\"hidden_size\":256,\"num_hidden_layers\":5,\"first_k_dense_replace\":1,\"num_attention_heads\":2,"
-     "\"intermediate_size\":512,\"q_lora_rank\":128,\"kv_lora_rank\":512,\"qk_nope_head_dim\":128,\"qk_rope_head_dim\":64,"
-     "\"v_head_dim\":128,\"num_experts\":32,\"num_experts_per_token\":4,\"moe_intermediate_size\":128,"
-     "\"routed_expert_hidden_size\":128,\"attn_res_block_size\":2,\"index_n_heads\":32,\"index_head_dim\":128,"
-     "\"index_topk\":640,\"max_position_embeddings\":16384,\"eos_token_id\":1}",
-     5, 2, 256, 640, 2, 1, 1},
-    {"{" PRESET_COMMON PRESET_KDA("96", "128", "2", "1")
-     "\"vocab_size\":163840,\"hidden_size\":7168,\"num_hidden_layers\":2,\"first_k_dense_replace\":0,\"num_attention_heads\":96,"
-     "\"intermediate_size\":33792,\"q_lora_rank\":1536,\"kv_lora_rank\":512,\"qk_nope_head_dim\":128,\"qk_rope_head_dim\":64,"
-     "\"v_head_dim\":128,\"num_experts\":896,\"num_experts_per_token\":16,\"moe_intermediate_size\":3072,"
-     "\"routed_expert_hidden_size\":3584,\"attn_res_block_size\":12,\"attn_res_bank_prefill\":7,\"index_n_heads\":32,"
-     "\"index_head_dim\":128,\"index_topk\":2048,\"max_position_embeddings\":1048576}",
-     2, 1, 7168, 2048, 12, 0, -1},
+    {"nano-flat.json", 9, 3, 128, 16, 3, 1, 1},
+    {"small-flat.json", 13, 4, 768, 256, 4, 1, 1},
+    {"mini-flat.json", 5, 2, 256, 640, 2, 1, 1},
+    {"layer-full-flat.json", 2, 1, 7168, 2048, 12, 0, -1},
+    {"slice-full-flat.json", 4, 1, 7168, 2048, 12, 0, -1},
 };
 
 START_TEST(flat_presets_load) {
     for (size_t i = 0; i < sizeof PRESET / sizeof PRESET[0]; i++) {
         br_config c;
-        CHECK_OK(br_config_parse("preset", PRESET[i].text, strlen(PRESET[i].text), &c));
+        CHECK_OK(parse_edited(PRESET[i].file, NULL, NULL, &c));
         ck_assert_int_eq(c.arch, BR_ARCH_KIMI_K31);
         ck_assert_int_eq(c.n_layer, PRESET[i].n_layer);
         ck_assert_int_eq(c.n_mla_layer, PRESET[i].n_mla_layer);
@@ -197,15 +162,21 @@ START_TEST(flat_presets_load) {
 }
 END_TEST
 
-/* ---- spellings --------------------------------------------------------------------------------------------------------- */
+/* ---- spellings ------------------------------------------------------------------------------------------------------- */
 
 START_TEST(aliases_load) {
     static const struct {
         const char *from, *to;
     } ALIAS[] = {
-        {"num_experts", "n_routed_experts"},      {"num_experts", "num_local_experts"},   {"num_experts_per_token", "num_experts_per_tok"},
-        {"moe_renormalize", "norm_topk_prob"},    {"num_expert_group", "n_group"},        {"num_shared_experts", "n_shared_experts"},
-        {"max_position_embeddings", "model_max_length"}, {"dtype", "torch_dtype"},        {"moe_router_activation_func", "scoring_func"},
+        {"num_experts", "n_routed_experts"},
+        {"num_experts", "num_local_experts"},
+        {"num_experts_per_token", "num_experts_per_tok"},
+        {"moe_renormalize", "norm_topk_prob"},
+        {"num_expert_group", "n_group"},
+        {"num_shared_experts", "n_shared_experts"},
+        {"max_position_embeddings", "model_max_length"},
+        {"dtype", "torch_dtype"},
+        {"moe_router_activation_func", "scoring_func"},
     };
     br_config plain, c;
     CHECK_OK(parse_edited("kimi-k31.json", NULL, NULL, &plain));
@@ -242,8 +213,8 @@ END_TEST
 START_TEST(indexer_spellings_load) {
     static const char *const DSA[] = {
         "{\"num_heads\":32,\"head_dim\":128,\"topk\":2048}",
-        "{\"n_heads\":32,\"index_head_dim\":128,\"top_k\":2048,\"index_layers\":[4,8,12,16,20,24,28,32,36,40,44,48,52,56,60,64,68,72,"
-        "76,80,84,88,92,93]}",
+        "{\"n_heads\":32,\"index_head_dim\":128,\"top_k\":2048,"
+        "\"index_layers\":[4,8,12,16,20,24,28,32,36,40,44,48,52,56,60,64,68,72,76,80,84,88,92,93]}",
         "{\"index_n_heads\":32,\"head_dim\":128,\"index_topk\":2048,\"index_rope\":false}",
     };
     br_config plain, c;
@@ -287,13 +258,14 @@ START_TEST(optional_keys) {
     edit_pair no_norm = {"text_config.latent_moe_use_norm", "false"}, no_renorm = {"text_config.moe_renormalize", "false"};
     CHECK_OK(parse_edited("kimi-k3.json", &no_norm, &no_renorm, &c));
     ck_assert(!c.latent_norm && !c.renormalize);
-    edit_pair no_scale = {"text_config.routed_scaling_factor", NULL}, no_bound = {"text_config.linear_attn_config.gate_lower_bound", "null"};
+    edit_pair no_scale = {"text_config.routed_scaling_factor", NULL},
+              no_bound = {"text_config.linear_attn_config.gate_lower_bound", "null"};
     CHECK_OK(parse_edited("kimi-k3.json", &no_scale, &no_bound, &c));
     ck_assert(c.route_scale == 1.0f && !c.kda_bounded);
 }
 END_TEST
 
-/* ---- bounds ------------------------------------------------------------------------------------------------------------ */
+/* ---- bounds ---------------------------------------------------------------------------------------------------------- */
 
 static const struct {
     const char *path;
@@ -345,12 +317,14 @@ START_TEST(integers_are_bounded) {
         check_bound(BOUND[i].path, -BOUND[i].max, 0);
         if (BOUND[i].step > 1)
             check_bound(BOUND[i].path, BOUND[i].min + BOUND[i].step / 2, 0);
-        edit_pair real = {BOUND[i].path, "64.0"}, text = {BOUND[i].path, "\"64\""}, huge = {BOUND[i].path, "9223372036854775807"};
+        edit_pair real = {BOUND[i].path, "64.0"}, text = {BOUND[i].path, "\"64\""},
+                  huge = {BOUND[i].path, "9223372036854775807"};
         br_config c;
         CHECK_FAILS(parse_edited("kimi-k31.json", &real, NULL, &c), BR_E_FORMAT);
         CHECK_FAILS(parse_edited("kimi-k31.json", &text, NULL, &c), BR_E_FORMAT);
         CHECK_FAILS(parse_edited("kimi-k31.json", &huge, NULL, &c), BR_E_FORMAT);
-        ck_assert_msg(strstr(br_last_error(), strrchr(BOUND[i].path, '.') + 1) != NULL, "%s: %s", BOUND[i].path, br_last_error());
+        ck_assert_msg(strstr(br_last_error(), strrchr(BOUND[i].path, '.') + 1) != NULL, "%s: %s", BOUND[i].path,
+                      br_last_error());
     }
     /* heads are bounded apart, because num_key_value_heads must follow */
     edit_pair heads = {"text_config.num_attention_heads", "257"}, kv = {"text_config.num_key_value_heads", "257"};
@@ -361,7 +335,9 @@ START_TEST(integers_are_bounded) {
 }
 END_TEST
 
-/* ---- refusals ---------------------------------------------------------------------------------------------------------- */
+/* ---- refusals -------------------------------------------------------------------------------------------------------- */
+
+#define GROUP "text_config.quantization_config.config_groups.group_0"
 
 static const struct {
     const char *file, *path, *value;
@@ -422,10 +398,10 @@ static const struct {
     {"kimi-k3.json", "text_config.quantization_config.format", "\"nvfp4-pack-quantized\"", BR_E_UNSUPPORTED, "nvfp4"},
     {"kimi-k3.json", "text_config.quantization_config.format", NULL, BR_E_UNSUPPORTED, "format"},
     {"kimi-k3.json", "text_config.quantization_config.quant_method", "\"fp8\"", BR_E_UNSUPPORTED, "fp8"},
-    {"kimi-k3.json", "text_config.quantization_config.config_groups.group_0.weights.num_bits", "8", BR_E_UNSUPPORTED, "4 bits"},
-    {"kimi-k3.json", "text_config.quantization_config.config_groups.group_0.weights.group_size", "16", BR_E_UNSUPPORTED, "32 values"},
-    {"kimi-k3.json", "text_config.quantization_config.config_groups.group_0.weights.type", "\"int\"", BR_E_UNSUPPORTED, "E2M1"},
-    {"kimi-k3.json", "text_config.quantization_config.config_groups.group_0.input_activations", "{}", BR_E_UNSUPPORTED, "activations"},
+    {"kimi-k3.json", GROUP ".weights.num_bits", "8", BR_E_UNSUPPORTED, "4 bits"},
+    {"kimi-k3.json", GROUP ".weights.group_size", "16", BR_E_UNSUPPORTED, "32 values"},
+    {"kimi-k3.json", GROUP ".weights.type", "\"int\"", BR_E_UNSUPPORTED, "E2M1"},
+    {"kimi-k3.json", GROUP ".input_activations", "{}", BR_E_UNSUPPORTED, "activations"},
     {"kimi-k31.json", "text_config.dsa_config", NULL, BR_E_FORMAT, "dsa_config"},
     {"kimi-k31.json", "text_config.dsa_config.index_topk", NULL, BR_E_FORMAT, "index_topk"},
     {"kimi-k31.json", "text_config.dsa_config.layers", "[4, 8]", BR_E_FORMAT, "layers"},
@@ -450,7 +426,8 @@ START_TEST(refusals_name_their_reason) {
         br_status status = parse_edited(REFUSED[i].file, &one, NULL, &c);
         ck_assert_msg(status == REFUSED[i].status, "%s = %s: got %s (%s)", one.path, one.value ? one.value : "absent",
                       br_status_name(status), br_last_error());
-        ck_assert_msg(strstr(br_last_error(), REFUSED[i].says) != NULL, "%s: '%s' lacks '%s'", one.path, br_last_error(), REFUSED[i].says);
+        ck_assert_msg(strstr(br_last_error(), REFUSED[i].says) != NULL, "%s: '%s' lacks '%s'", one.path, br_last_error(),
+                      REFUSED[i].says);
         ck_assert(is_zero(&c));
     }
 }
@@ -461,7 +438,8 @@ static br_status parse_text(const char *text, br_config *c) {
 }
 
 START_TEST(broken_text_is_refused) {
-    static const char *const BROKEN[] = {"", "[]", "7", "{", "{}", "{\"architectures\":[\"KimiLinearForCausalLM\"]}", "{} {}", "nul"};
+    static const char *const BROKEN[] = {"",      "[]", "7", "{", "{}", "{\"architectures\":[\"KimiLinearForCausalLM\"]}",
+                                         "{} {}", "nul"};
     br_config c;
     for (size_t i = 0; i < sizeof BROKEN / sizeof BROKEN[0]; i++)
         CHECK_FAILS(parse_text(BROKEN[i], &c), BR_E_FORMAT);
@@ -489,9 +467,11 @@ START_TEST(files_are_read) {
     CHECK_FAILS(br_config_read(dir, &c), BR_E_NOT_FOUND);
     CHECK_OK(br_file_make_dir(dir));
     CHECK_OK(br_file_join(path, dir, "config.json"));
-    CHECK_OK(br_file_write(path, PRESET[0].text, strlen(PRESET[0].text)));
+    json_t *root = load_golden("nano-flat.json");
+    ck_assert_int_eq(json_dump_file(root, path, 0), 0);
     CHECK_OK(br_config_read(dir, &c));
-    CHECK_OK(parse_text(PRESET[0].text, &again));
+    CHECK_OK(parse(root, &again));
+    json_decref(root);
     ck_assert_mem_eq(&c, &again, sizeof c);
     br_file_fail_nth_read(1);
     CHECK_FAILS(br_config_read(dir, &c), BR_E_IO);

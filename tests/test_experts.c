@@ -576,7 +576,6 @@ START_TEST(combine_is_an_ascending_fma_chain_from_plus_zero) {
 }
 END_TEST
 
-Suite *test_experts_suite(void);
 Suite *test_experts_suite(void) {
     Suite *suite = suite_create("experts");
     TCase *tcase = tcase_create("experts");

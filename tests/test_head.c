@@ -375,7 +375,6 @@ START_TEST(bad_arguments_are_refused_before_any_output) {
 }
 END_TEST
 
-Suite *test_head_suite(void);
 Suite *test_head_suite(void) {
     Suite *suite = suite_create("head");
     TCase *tcase = tcase_create("score");

@@ -81,8 +81,8 @@ static void step(const op_rig *rig, const bi_batch *batch, const bi_cache *cache
         memcpy(w + t * n_head, now.w[seg->seq] + pos * n_head, sizeof *w * (size_t)n_head);
     }
     bi_index_store_args store = {batch, d, k, *cache, {fault_k, CODE}};
-    bi_index_select_args args = {batch,  n_head,   d, topk, q, w, now.constant, *cache, select, n_select, no_score ? NULL : score,
-                                 score_ld, {fault_q, CODE + 1}};
+    bi_index_select_args args = {batch,    n_head, d, topk, q, w, now.constant, *cache, select, n_select,
+                                 no_score ? NULL : score, score_ld, {fault_q, CODE + 1}};
     CHECK_OK(rig->backend.op->index_store(rig->backend.ctx, &store));
     CHECK_OK(rig->backend.op->index_select(rig->backend.ctx, &args));
     for (int32_t t = 0; t < n; t++) {
@@ -102,8 +102,8 @@ static void step(const op_rig *rig, const bi_batch *batch, const bi_cache *cache
 static void run(index_run how, index_out *out) {
     static batch_rig rows;
     const index_case *c = &now.c;
-    bi_limits limits = {.n_row = CACHE_RIG_ROWS, .n_head = 1, .d_kv_latent = 16, .d_rope = 16, .index_n_head = c->n_head,
-                        .index_d_head = c->d, .index_topk = c->topk, .n_pos = CACHE_RIG_BLOCKS * BR_PAGE_TOK};
+    bi_limits limits = {.n_row = CACHE_RIG_ROWS, .index_n_head = c->n_head, .index_d_head = c->d, .index_topk = c->topk,
+                        .n_pos = CACHE_RIG_BLOCKS * BR_PAGE_TOK};
     op_rig rig;
     cache_rig cache;
     op_rig_open(&rig, &limits, how.isa, how.n_thread);
@@ -148,13 +148,14 @@ static void same_as_slow(const char *what, int s, int32_t t, const index_out *go
     int32_t n = slow_index_row(&args, score, select);
     for (int32_t j = 0; j < c->n_pos[s]; j++)
         if (bi_u32_of(got->score[s][(int64_t)t * c->n_pos[s] + j]) != bi_u32_of(score[j]))
-            ck_abort_msg("%s: family %d %d %d: sequence %d query %d key %d: score %a, wanted %a", what, c->key_family, c->query,
-                         c->weight, s, t, j, (double)got->score[s][(int64_t)t * c->n_pos[s] + j], (double)score[j]);
+            ck_abort_msg("%s: family %d %d %d: sequence %d query %d key %d: score %a, wanted %a", what, c->key_family,
+                         c->query, c->weight, s, t, j, (double)got->score[s][(int64_t)t * c->n_pos[s] + j],
+                         (double)score[j]);
     ck_assert_int_eq(got->n_select[s][t], n);
     for (int32_t i = 0; i < c->topk; i++)
         if (got->select[s][t * c->topk + i] != select[i])
-            ck_abort_msg("%s: family %d %d %d: sequence %d query %d: choice %d is %d, wanted %d", what, c->key_family, c->query,
-                         c->weight, s, t, i, got->select[s][t * c->topk + i], select[i]);
+            ck_abort_msg("%s: family %d %d %d: sequence %d query %d: choice %d is %d, wanted %d", what, c->key_family,
+                         c->query, c->weight, s, t, i, got->select[s][t * c->topk + i], select[i]);
     row_case_arena.used = used;
 }
 
@@ -283,9 +284,10 @@ END_TEST
 
 START_TEST(survives_every_way_to_run) {
     static const index_run ways[] = {
-        {NULL, 1, 0, 4096, 0, 0, -1}, {NULL, 2, 1, 4096, 0, 0, -1}, {NULL, 5, 0, 4096, 0, 0, -1}, {NULL, 1, 1, 4096, 1, 0, -1},
-        {NULL, 1, 1, 4096, 0, 1, -1}, {NULL, 1, 1, 1, 0, 0, -1},    {NULL, 2, 0, 1, 1, 1, -1},    {NULL, 1, 1, 64, 0, 0, -1},
-        {NULL, 1, 1, 4096, 0, 0, -1}, {NULL, 1, 1, 4096, 0, 0, 0},  {NULL, 1, 1, 4096, 0, 0, 1},  {NULL, 1, 1, 4096, 0, 0, 2},
+        {NULL, 1, 0, 4096, 0, 0, -1}, {NULL, 2, 1, 4096, 0, 0, -1}, {NULL, 5, 0, 4096, 0, 0, -1},
+        {NULL, 1, 1, 4096, 1, 0, -1}, {NULL, 1, 1, 4096, 0, 1, -1}, {NULL, 1, 1, 1, 0, 0, -1},
+        {NULL, 2, 0, 1, 1, 1, -1},    {NULL, 1, 1, 64, 0, 0, -1},   {NULL, 1, 1, 4096, 0, 0, -1},
+        {NULL, 1, 1, 4096, 0, 0, 0},  {NULL, 1, 1, 4096, 0, 0, 1},  {NULL, 1, 1, 4096, 0, 0, 2},
     };
     index_case c = nano;
     c.key = test_seed();
@@ -409,8 +411,7 @@ START_TEST(refuses_bad_shapes) {
     static batch_rig rows;
     op_rig rig;
     cache_rig cache;
-    bi_limits limits = {.n_row = 4, .n_head = 1, .d_kv_latent = 16, .d_rope = 16, .index_n_head = 8, .index_d_head = 16,
-                        .index_topk = 2, .n_pos = 64};
+    bi_limits limits = {.n_row = 4, .index_n_head = 8, .index_d_head = 16, .index_topk = 2, .n_pos = 64};
     op_rig_open(&rig, &limits, NULL, 1);
     cache_rig_open(&cache, rig.backend.op->index_block_bytes(16), 1, 1);
     batch_rig_begin(&rows);
@@ -419,7 +420,8 @@ START_TEST(refuses_bad_shapes) {
     float w[32] = {0}, score[4 * 64];
     int32_t select[8], n_select[4];
     bi_index_store_args store = {&rows.batch, 16, k, cache.cache, {NULL, CODE}};
-    const bi_index_select_args good = {&rows.batch, 8, 16, 2, q, w, 0.1f, cache.cache, select, n_select, score, 64, {NULL, CODE}};
+    const bi_index_select_args good = {&rows.batch, 8,        16,    2,  q, w, 0.1f, cache.cache, select,
+                                       n_select,    score, 64, {NULL, CODE}};
     CHECK_OK(rig.backend.op->index_store(rig.backend.ctx, &store));
     CHECK_OK(rig.backend.op->index_select(rig.backend.ctx, &good));
     bi_index_select_args a = good;

@@ -317,7 +317,6 @@ START_TEST(bad_shapes_are_refused_before_any_output) {
 }
 END_TEST
 
-Suite *test_route_suite(void);
 Suite *test_route_suite(void) {
     Suite *suite = suite_create("route");
     TCase *tcase = tcase_create("route");

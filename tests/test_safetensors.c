@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- reading ----------------------------------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------------------------------- */
 
 /* Length, header and n_data bytes of data. The caller frees *bytes. */
 static size_t make_file(const char *header, size_t n_header, size_t n_data, unsigned char **bytes) {
@@ -57,6 +57,8 @@ START_TEST(entries_are_read) {
 }
 END_TEST
 
+#define U8_4(begin, end) "{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[" #begin "," #end "]}"
+
 static const struct {
     const char *header;
     size_t n_data;
@@ -80,22 +82,19 @@ static const struct {
     {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1,1,1,1,1,1,1,1,4],\"data_offsets\":[0,4]}}", 4, "9 dimensions"},
     {"{\"a\":{\"dtype\":\"F4\",\"shape\":[3],\"data_offsets\":[0,2]}}", 2, "whole count"},
     {"{\"a\":{\"dtype\":\"U8\",\"shape\":[9223372036854775807,4],\"data_offsets\":[0,4]}}", 4, "whole count"}, /* 2^65 - 4 */
-    {"{\"a\":{\"dtype\":\"F64\",\"shape\":[2305843009213693952],\"data_offsets\":[0,0]}}", 0, "whole count"},   /* 2^64 bytes */
-    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[-4,0]}}", 4, "bytes -4 to 0"},
-    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[4,0]}}", 4, "bytes 4 to 0"},
+    {"{\"a\":{\"dtype\":\"F64\",\"shape\":[2305843009213693952],\"data_offsets\":[0,0]}}", 0,
+     "whole count"}, /* 2^64 bytes */
+    {"{\"a\":" U8_4(-4, 0) "}", 4, "bytes -4 to 0"},
+    {"{\"a\":" U8_4(4, 0) "}", 4, "bytes 4 to 0"},
     {"{\"a\":{\"dtype\":\"U8\",\"shape\":[5],\"data_offsets\":[0,5]}}", 4, "holds 4 bytes"},
     {"{\"a\":{\"dtype\":\"BF16\",\"shape\":[4],\"data_offsets\":[0,4]}}", 4, "4 bytes, expected 8"},
-    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[1,5]}}", 5, "a gap"},
-    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[5,9]}}", 9,
-     "'b' begins at byte 5 of the data, expected 4: a gap"},
-    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[3,7]}}", 7,
-     "'b' begins at byte 3 of the data, expected 4: it overlaps"},
-    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 4,
-     "overlaps"},
-    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 5, "after the last tensor"},
+    {"{\"a\":" U8_4(1, 5) "}", 5, "a gap"},
+    {"{\"a\":" U8_4(0, 4) ",\"b\":" U8_4(5, 9) "}", 9, "'b' begins at byte 5 of the data, expected 4: a gap"},
+    {"{\"a\":" U8_4(0, 4) ",\"b\":" U8_4(3, 7) "}", 7, "'b' begins at byte 3 of the data, expected 4: it overlaps"},
+    {"{\"a\":" U8_4(0, 4) ",\"b\":" U8_4(0, 4) "}", 4, "overlaps"},
+    {"{\"a\":" U8_4(0, 4) "}", 5, "after the last tensor"},
     {"{}", 1, "after the last tensor"},
-    {"{\"twin\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},\"twin\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[4,8]}}",
-     8, "twin"},
+    {"{\"twin\":" U8_4(0, 4) ",\"twin\":" U8_4(4, 8) "}", 8, "twin"},
 };
 
 START_TEST(broken_headers_are_refused) {
@@ -103,15 +102,15 @@ START_TEST(broken_headers_are_refused) {
         st_file f;
         br_status status = parse_header(REFUSED[i].header, REFUSED[i].n_data, &f);
         ck_assert_msg(status == BR_E_FORMAT, "%s: %s", REFUSED[i].header, br_status_name(status));
-        ck_assert_msg(strncmp(br_last_error(), "file: ", 6) == 0 && strstr(br_last_error(), REFUSED[i].says), "%s: '%s' lacks '%s'",
-                      REFUSED[i].header, br_last_error(), REFUSED[i].says);
+        ck_assert_msg(strncmp(br_last_error(), "file: ", 6) == 0 && strstr(br_last_error(), REFUSED[i].says),
+                      "%s: '%s' lacks '%s'", REFUSED[i].header, br_last_error(), REFUSED[i].says);
         ck_assert(!f.path && !f.entry && !f.names);
     }
 }
 END_TEST
 
 START_TEST(lengths_are_checked) {
-    static const char HEADER[] = "{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}";
+    static const char HEADER[] = "{\"a\":" U8_4(0, 4) "}";
     unsigned char *bytes;
     st_file f;
     size_t n = make_file(HEADER, strlen(HEADER), 4, &bytes);
@@ -132,7 +131,7 @@ START_TEST(lengths_are_checked) {
 }
 END_TEST
 
-/* ---- writing ----------------------------------------------------------------------------------------------------------- */
+/* ---- writing --------------------------------------------------------------------------------------------------------- */
 
 static unsigned char byte_of(int64_t entry, uint64_t offset) {
     return (unsigned char)test_mix((uint64_t)entry << 40 | offset);
@@ -229,8 +228,8 @@ START_TEST(failed_writes_leave_the_old_file) {
     }
     br_mem_fail_nth(0);
     static const st_out BAD[] = {
-        {"x", "U8", 1, {4}, 5},       {"x", "U9", 1, {4}, 4},     {"x\"y", "U8", 1, {4}, 4},
-        {"x\\y", "U8", 1, {4}, 4},    {"x\ny", "U8", 1, {4}, 4},  {"x", "U8", 1, {-4}, 4},
+        {"x", "U8", 1, {4}, 5},    {"x", "U9", 1, {4}, 4},    {"x\"y", "U8", 1, {4}, 4},
+        {"x\\y", "U8", 1, {4}, 4}, {"x\ny", "U8", 1, {4}, 4}, {"x", "U8", 1, {-4}, 4},
     };
     for (size_t i = 0; i < sizeof BAD / sizeof BAD[0]; i++)
         CHECK_FAILS(st_write(path, &BAD[i], 1, fill, &log), BR_E_ARG);
@@ -284,7 +283,7 @@ START_TEST(opening_fails_cleanly) {
 }
 END_TEST
 
-/* ---- index ------------------------------------------------------------------------------------------------------------- */
+/* ---- index ----------------------------------------------------------------------------------------------------------- */
 
 static br_status parse_index(const char *text, st_index *out) {
     return st_index_parse("index", text, strlen(text), out);
@@ -292,11 +291,10 @@ static br_status parse_index(const char *text, st_index *out) {
 
 START_TEST(index_is_read) {
     st_index index;
-    CHECK_OK(parse_index("{\"metadata\":{\"total_size\":9},\"weight_map\":{\"z\":\"b\",\"m\":\"a\",\"c\":\"b\",\"a\":\"c\"}}", &index));
+    CHECK_OK(parse_index(
+        "{\"metadata\":{\"total_size\":9},\"weight_map\":{\"z\":\"b\",\"m\":\"a\",\"c\":\"b\",\"a\":\"c\"}}", &index));
     ck_assert(index.n_file == 3 && index.n_entry == 4);
-    static const struct {
-        const char *name, *file;
-    } WANT[] = {{"a", "c"}, {"c", "b"}, {"m", "a"}, {"z", "b"}};
+    static const struct { const char *name, *file; } WANT[] = {{"a", "c"}, {"c", "b"}, {"m", "a"}, {"z", "b"}};
     for (int i = 0; i < 4; i++) {
         ck_assert_str_eq(index.entry[i].name, WANT[i].name);
         ck_assert_str_eq(index.file[index.entry[i].file], WANT[i].file);

@@ -29,7 +29,9 @@ static br_status refuse_adapter(const char *dir) {
     BR_TRY(br_file_join(config, dir, "config.json"));
     BR_TRY(br_file_join(adapter, dir, "adapter_config.json"));
     if (!br_file_exists(config) && br_file_exists(adapter))
-        return br_fail(BR_E_UNSUPPORTED, "%s: an adapter folder; its digest comes with the model it is loaded on, as in generate and score", dir);
+        return br_fail(BR_E_UNSUPPORTED,
+                       "%s: an adapter folder; its digest comes with the model it is loaded on, as in generate and score",
+                       dir);
     return BR_OK;
 }
 

@@ -71,17 +71,18 @@ static void say_config(const sink *out, const br_config *c) {
     static const char *const ARCH[] = {
         [BR_ARCH_KIMI_K31] = "KimiK31", [BR_ARCH_KIMI_K3] = "KimiK3", [BR_ARCH_KIMI_LINEAR] = "KimiLinear"};
     say(out, "model %s", ARCH[c->arch]);
-    say(out, "  layers               %d: %d KDA, %d MLA; the first %d with a dense MLP", c->n_layer, c->n_kda_layer, c->n_mla_layer,
-        c->n_dense_layer);
-    say(out, "  vocabulary           %d, d_model %d, positions %d, eos %d", c->n_vocab, c->d_model, c->position_max, c->eos_id);
-    say(out, "  KDA                  %d heads * %d, %s decay, %s gate", c->kda_n_head, c->kda_d_head, c->kda_bounded ? "bounded" : "softplus",
-        c->kda_full_gate ? "full-rank" : "low-rank");
-    say(out, "  MLA                  %d heads, d_nope %d, d_rope %d, d_v %d, latents q %d kv %d, %s", c->n_head, c->d_nope, c->d_rope, c->d_v,
-        c->d_q_latent, c->d_kv_latent, c->mla_gate ? "output gate" : "no gate");
+    say(out, "  layers               %d: %d KDA, %d MLA; the first %d with a dense MLP", c->n_layer, c->n_kda_layer,
+        c->n_mla_layer, c->n_dense_layer);
+    say(out, "  vocabulary           %d, d_model %d, positions %d, eos %d", c->n_vocab, c->d_model, c->position_max,
+        c->eos_id);
+    say(out, "  KDA                  %d heads * %d, %s decay, %s gate", c->kda_n_head, c->kda_d_head,
+        c->kda_bounded ? "bounded" : "softplus", c->kda_full_gate ? "full-rank" : "low-rank");
+    say(out, "  MLA                  %d heads, d_nope %d, d_rope %d, d_v %d, latents q %d kv %d, %s", c->n_head, c->d_nope,
+        c->d_rope, c->d_v, c->d_q_latent, c->d_kv_latent, c->mla_gate ? "output gate" : "no gate");
     if (c->index_n_head)
         say(out, "  indexer              %d heads * %d, top-k %d", c->index_n_head, c->index_d_head, c->index_topk);
-    say(out, "  experts              %d, %d a token, width %d, ff %d, %s; %d shared", c->n_expert, c->n_expert_topk, br_config_expert_width(c),
-        c->d_expert_ff, c->experts_fp4 ? "MXFP4" : "bf16", c->n_shared_expert);
+    say(out, "  experts              %d, %d a token, width %d, ff %d, %s; %d shared", c->n_expert, c->n_expert_topk,
+        br_config_expert_width(c), c->d_expert_ff, c->experts_fp4 ? "MXFP4" : "bf16", c->n_shared_expert);
     say(out, "  dense ff             %d", c->d_ff);
     say(out, "  residual             %s", c->res_block ? "bank" : "plain");
     if (c->res_block)
@@ -107,9 +108,9 @@ static int64_t say_classes(const sink *out, const br_weights *w) {
 static void say_strays(const sink *out, const br_weights *w) {
     const int64_t n_unknown = br_weights_unknown_count(w), n_missing = br_weights_missing_count(w);
     const int64_t n_all = br_weights_count(w) + br_weights_skipped(w) + n_unknown;
-    say(out, "tensors              %lld in %d shards: %lld of the text model, %lld of vision (skipped), %lld unknown; %lld missing",
-        (long long)n_all, br_weights_shard_count(w), (long long)br_weights_count(w), (long long)br_weights_skipped(w), (long long)n_unknown,
-        (long long)n_missing);
+    say(out, "tensors              %lld in %d shards: %lld text, %lld vision (skipped), %lld unknown; %lld missing",
+        (long long)n_all, br_weights_shard_count(w), (long long)br_weights_count(w), (long long)br_weights_skipped(w),
+        (long long)n_unknown, (long long)n_missing);
     for (int64_t i = 0; i < n_unknown && i < LIST_MAX; i++)
         say(out, "  unknown            %s", br_weights_unknown_at(w, i));
     for (int64_t i = 0; i < n_missing && i < LIST_MAX; i++) {
@@ -139,15 +140,19 @@ static void say_memory(const sink *out, const br_config *c, int64_t weight_bytes
     const int64_t width = br_config_kda_width(c);
     const int64_t latent = (int64_t)c->n_mla_layer * br_config_latent_dim(c) * 2;
     const int64_t index = c->index_n_head ? (int64_t)c->n_mla_layer * (c->index_d_head + 4) : 0;
-    const int64_t state = c->n_kda_layer * width * c->kda_d_head * 4, history = c->n_kda_layer * 3 * (BR_CONV_TAP - 1) * width * 2;
+    const int64_t state = c->n_kda_layer * width * c->kda_d_head * 4;
+    const int64_t history = c->n_kda_layer * 3 * (BR_CONV_TAP - 1) * width * 2;
     say(out, "memory               bytes");
     say(out, "  weights            %lld", (long long)weight_bytes);
-    say(out, "  cache a token      %lld: latent %lld, index %lld", (long long)(latent + index), (long long)latent, (long long)index);
+    say(out, "  cache a token      %lld: latent %lld, index %lld", (long long)(latent + index), (long long)latent,
+        (long long)index);
     say(out, "  cache a page       %lld", (long long)((latent + index) * BR_PAGE_TOK));
-    say(out, "  state a sequence   %lld: KDA %lld, conv %lld", (long long)(state + history), (long long)state, (long long)history);
+    say(out, "  state a sequence   %lld: KDA %lld, conv %lld", (long long)(state + history), (long long)state,
+        (long long)history);
     say(out, "  adapter a rank     %lld: attention %lld, other dense %lld, routed experts %lld",
         (long long)adapter_bytes(c, 0, BR_CLASS_LORA_END), (long long)adapter_bytes(c, 0, BR_W_MLP_GATE),
-        (long long)adapter_bytes(c, BR_W_MLP_GATE, BR_W_EXPERT_W1), (long long)adapter_bytes(c, BR_W_EXPERT_W1, BR_CLASS_LORA_END));
+        (long long)adapter_bytes(c, BR_W_MLP_GATE, BR_W_EXPERT_W1),
+        (long long)adapter_bytes(c, BR_W_EXPERT_W1, BR_CLASS_LORA_END));
 }
 
 br_status br_job_inspect(const char *model_dir, br_line line, void *context) {

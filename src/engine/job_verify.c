@@ -163,6 +163,7 @@ static br_status choose(verify *v, int64_t *n_chosen) {
 
 static br_status run(verify *v) {
     int64_t n_chosen, n_done = 0;
+    v->report->n_tok = v->report->n_compared = 0; /* from here on: what is computed again */
     BR_TRY(choose(v, &n_chosen));
     for (int64_t i = 0; i < v->input.n_seq; i++) {
         if (!v->chosen[i])

@@ -32,6 +32,12 @@ static br_status open_prompts(const char *path, score_input *input) {
     BR_TRY(br_mem_alloc((void **)&input->seq, (size_t)input->n_seq * sizeof *input->seq, "the sequences to score"));
     for (int64_t i = 0; i < input->n_seq; i++)
         BR_TRY(take_line(prompts_at(input->lines, i), i, &input->seq[i]));
+    size_t n_tok_max = 0;
+    for (int64_t i = 0; i < input->n_seq; i++)
+        n_tok_max = (size_t)input->seq[i].n_tok > n_tok_max ? (size_t)input->seq[i].n_tok : n_tok_max;
+    BR_TRY(br_mem_alloc((void **)&input->no_mask, n_tok_max, "the sequences to score"));
+    for (int64_t i = 0; i < input->n_seq; i++)
+        input->seq[i].mask = input->no_mask;
     return BR_OK;
 }
 
@@ -69,6 +75,7 @@ br_status score_input_open(const char *path, score_input *out) {
 
 void score_input_close(score_input *input) {
     br_mem_free(input->seq);
+    br_mem_free(input->no_mask);
     rollout_reader_close(input->reader);
     prompts_close(input->lines);
     memset(input, 0, sizeof *input);

@@ -12,6 +12,7 @@ typedef struct score_input {
     int32_t n_tok_max;   /* longest sequence; 0 when there is none */
     int32_t from_rollout;
     rollout_meta meta;   /* of a rollout file; zero otherwise */
+    uint8_t *no_mask;    /* (n_tok_max) zeros: of a prompt nothing was sampled */
     rollout_reader *reader;
     prompts *lines;
 } score_input;

@@ -92,8 +92,8 @@ static br_status take_arch(const char *what, const json_t *root, br_config *c) {
             return BR_OK;
         }
     }
-    return br_fail(BR_E_UNSUPPORTED, "%s: architecture '%.100s': expected %s, %s or %s", what, name, KNOWN[0].name, KNOWN[1].name,
-                   KNOWN[2].name);
+    return br_fail(BR_E_UNSUPPORTED, "%s: architecture '%.100s': expected %s, %s or %s", what, name, KNOWN[0].name,
+                   KNOWN[1].name, KNOWN[2].name);
 }
 
 /* Features of the field that change the function computed and that no clause of the contract describes. */
@@ -104,13 +104,14 @@ static br_status refuse_features(const json_scope *text, const br_config *c) {
     BR_TRY(json_take_flag(text, "mla_use_nope", 0, &no_rope));
     BR_TRY(json_find(text, "rope_theta|rope_scaling|rope_parameters", &rope));
     if (rope && !no_rope)
-        return br_fail(BR_E_UNSUPPORTED, "%s: rope keys without mla_use_nope: rotary positions are not supported", text->what);
+        return br_fail(BR_E_UNSUPPORTED, "%s: rope keys without mla_use_nope: rotary positions are not supported",
+                       text->what);
     BR_TRY(json_only_int(text, "num_key_value_heads", c->n_head, "grouped key-value heads are not supported"));
     BR_TRY(json_only_int(text, "num_expert_group|n_group", 1, "group-limited routing is not supported"));
     BR_TRY(json_only_int(text, "topk_group", 1, "group-limited routing is not supported"));
     BR_TRY(json_only_int(text, "moe_layer_freq", 1, "dense layers between MoE layers are not supported"));
     BR_TRY(json_only_text(text, "topk_method", "noaux_tc", "only bias-corrected selection (noaux_tc) is supported"));
-    BR_TRY(json_only_text(text, "moe_router_activation_func|scoring_func", "sigmoid", "only the sigmoid router is supported"));
+    BR_TRY(json_only_text(text, "moe_router_activation_func|scoring_func", "sigmoid", "only a sigmoid router is supported"));
     BR_TRY(json_only_flag(text, "tie_word_embeddings", 0, "tied embeddings are not supported"));
     BR_TRY(json_only_flag(text, "attention_bias", 0, "biases in the attention are not supported"));
     BR_TRY(json_only_text(text, "dtype|torch_dtype", "bfloat16", "only bfloat16 models are supported"));
@@ -138,7 +139,8 @@ static br_status take_token(const json_scope *text, const char *name, int32_t n_
     *out = -1;
     BR_TRY(json_find(text, name, &value));
     if (json_array_size(value) > 1)
-        return br_fail(BR_E_UNSUPPORTED, "%s: %s: a list of %zu ids, only one is supported", text->what, name, json_array_size(value));
+        return br_fail(BR_E_UNSUPPORTED, "%s: %s: a list of %zu ids, only one is supported", text->what, name,
+                       json_array_size(value));
     if (json_is_array(value))
         value = json_array_get(value, 0);
     if (!value)
@@ -178,11 +180,12 @@ static br_status take_layer_kinds(const json_scope *kda, br_config *c) {
     BR_TRY(take_layers(kda, "full_attn_layers", c->n_layer, c->layer_is_mla, &c->n_mla_layer));
     BR_TRY(take_layers(kda, "kda_layers", c->n_layer, is_kda, &c->n_kda_layer));
     if (c->n_mla_layer < 1 || c->n_mla_layer >= c->n_layer)
-        return br_fail(BR_E_FORMAT, "%s: full_attn_layers: expected 1 to %d of the %d layers", kda->what, c->n_layer - 1, c->n_layer);
+        return br_fail(BR_E_FORMAT, "%s: full_attn_layers: expected 1 to %d of the %d layers", kda->what, c->n_layer - 1,
+                       c->n_layer);
     for (int32_t l = 0; l < c->n_layer && c->n_kda_layer >= 0; l++) {
         if (c->layer_is_mla[l] == is_kda[l])
-            return br_fail(BR_E_FORMAT, "%s: layer %d is in %s of full_attn_layers and kda_layers, expected in one", kda->what, l + 1,
-                           is_kda[l] ? "both" : "none");
+            return br_fail(BR_E_FORMAT, "%s: layer %d is in %s of full_attn_layers and kda_layers, expected in one",
+                           kda->what, l + 1, is_kda[l] ? "both" : "none");
     }
     c->n_kda_layer = c->n_layer - c->n_mla_layer;
     return BR_OK;
@@ -209,8 +212,8 @@ static br_status check_index_layers(const json_scope *nested, const br_config *c
     int32_t n_member;
     BR_TRY(take_layers(nested, "layers|index_layers|dsa_layers|full_attn_layers", c->n_layer, member, &n_member));
     if (n_member >= 0 && memcmp(member, c->layer_is_mla, BR_LAYER_MAX) != 0)
-        return br_fail(BR_E_FORMAT, "%s: dsa_config: its %d layers differ from the %d of full_attn_layers", nested->what, n_member,
-                       c->n_mla_layer);
+        return br_fail(BR_E_FORMAT, "%s: dsa_config: its %d layers differ from the %d of full_attn_layers", nested->what,
+                       n_member, c->n_mla_layer);
     return BR_OK;
 }
 
@@ -219,12 +222,13 @@ static br_status take_index(const json_scope *text, br_config *c) {
     BR_TRY(json_find_object(text, "dsa_config", &object));
     BR_TRY(json_find(text, "index_topk", &flat));
     if (c->arch != BR_ARCH_KIMI_K31 && (object || flat))
-        return br_fail(BR_E_UNSUPPORTED, "%s: an indexer (%s) is supported in KimiK31ForConditionalGeneration only", text->what,
-                       object ? "dsa_config" : "index_topk");
+        return br_fail(BR_E_UNSUPPORTED, "%s: an indexer (%s) is supported in KimiK31ForConditionalGeneration only",
+                       text->what, object ? "dsa_config" : "index_topk");
     if (c->arch != BR_ARCH_KIMI_K31)
         return BR_OK;
     if (!object && !flat)
-        return br_fail(BR_E_FORMAT, "%s: dsa_config is missing, and so are flat index_n_heads, index_head_dim, index_topk", text->what);
+        return br_fail(BR_E_FORMAT, "%s: dsa_config is missing, and so are flat index_n_heads, index_head_dim, index_topk",
+                       text->what);
     json_scope keys = {.what = text->what, .object = {object ? object : text->object[0], object ? NULL : text->object[1]}};
     br_config other = *c;
     BR_TRY(object ? TAKE_FIELDS(&keys, INDEX_NESTED_FIELD, c) : TAKE_FIELDS(&keys, INDEX_FLAT_FIELD, c));
@@ -251,8 +255,8 @@ static br_status take_experts_format(const json_scope *text, br_config *c) {
     BR_TRY(json_find_text(&q, "format", &format));
     BR_TRY(json_only_text(&q, "quant_method", "compressed-tensors", "only compressed-tensors is supported"));
     if (!format || strcmp(format, "mxfp4-pack-quantized") != 0)
-        return br_fail(BR_E_UNSUPPORTED, "%s: quantization_config: format '%.64s': expected 'mxfp4-pack-quantized'", text->what,
-                       format ? format : "");
+        return br_fail(BR_E_UNSUPPORTED, "%s: quantization_config: format '%.64s': expected 'mxfp4-pack-quantized'",
+                       text->what, format ? format : "");
     c->experts_fp4 = 1;
     BR_TRY(json_find_object(&q, "config_groups", &groups));
     json_object_foreach((json_t *)(uintptr_t)groups, name, group) {
@@ -260,7 +264,8 @@ static br_status take_experts_format(const json_scope *text, br_config *c) {
         json_scope g = {.what = text->what, .object = {json_is_object(group) ? group : NULL}};
         BR_TRY(json_find(&g, "input_activations", &activations));
         if (activations)
-            return br_fail(BR_E_UNSUPPORTED, "%s: quantization_config: %.64s: quantised activations are not supported", text->what, name);
+            return br_fail(BR_E_UNSUPPORTED, "%s: quantization_config: %.64s: quantised activations are not supported",
+                           text->what, name);
         BR_TRY(json_find_object(&g, "weights", &weights));
         json_scope w = {.what = text->what, .object = {weights}};
         BR_TRY(json_only_int(&w, "num_bits", 4, "quantised weights have 4 bits"));
@@ -274,14 +279,17 @@ static br_status take_experts_format(const json_scope *text, br_config *c) {
 static br_status check_whole(const char *what, const br_config *c) {
     const int kimi_k3 = c->arch != BR_ARCH_KIMI_LINEAR;
     if (c->n_dense_layer > c->n_layer)
-        return br_fail(BR_E_FORMAT, "%s: first_k_dense_replace is %d: expected at most num_hidden_layers, %d", what, c->n_dense_layer, c->n_layer);
+        return br_fail(BR_E_FORMAT, "%s: first_k_dense_replace is %d: expected at most num_hidden_layers, %d", what,
+                       c->n_dense_layer, c->n_layer);
     if (c->n_expert_topk > c->n_expert)
-        return br_fail(BR_E_FORMAT, "%s: num_experts_per_token is %d: expected at most num_experts, %d", what, c->n_expert_topk, c->n_expert);
+        return br_fail(BR_E_FORMAT, "%s: num_experts_per_token is %d: expected at most num_experts, %d", what,
+                       c->n_expert_topk, c->n_expert);
     if (c->n_shared_expert * c->d_expert_ff > D_FF_MAX)
-        return br_fail(BR_E_FORMAT, "%s: shared experts are %d wide together: expected at most %d", what, c->n_shared_expert * c->d_expert_ff,
-                       D_FF_MAX);
+        return br_fail(BR_E_FORMAT, "%s: shared experts are %d wide together: expected at most %d", what,
+                       c->n_shared_expert * c->d_expert_ff, D_FF_MAX);
     if (c->experts_fp4 && c->d_expert_ff % FP4_GROUP != 0)
-        return br_fail(BR_E_FORMAT, "%s: moe_intermediate_size is %d: expected a multiple of 32 with MXFP4 experts", what, c->d_expert_ff);
+        return br_fail(BR_E_FORMAT, "%s: moe_intermediate_size is %d: expected a multiple of 32 with MXFP4 experts", what,
+                       c->d_expert_ff);
     if (kimi_k3 && (!c->res_block || !c->d_latent))
         return br_fail(BR_E_FORMAT, "%s: %s is missing: this architecture has it", what,
                        c->res_block ? "routed_expert_hidden_size" : "attn_res_block_size");
@@ -289,8 +297,8 @@ static br_status check_whole(const char *what, const br_config *c) {
         return br_fail(BR_E_UNSUPPORTED, "%s: %s is not supported in KimiLinearForCausalLM", what,
                        c->res_block ? "attn_res_block_size" : "routed_expert_hidden_size");
     if (c->res_block && (c->n_layer + c->res_block - 1) / c->res_block > BR_BANK_MAX)
-        return br_fail(BR_E_FORMAT, "%s: attn_res_block_size is %d: %d layers would write more than %d bank rows", what, c->res_block,
-                       c->n_layer, BR_BANK_MAX);
+        return br_fail(BR_E_FORMAT, "%s: attn_res_block_size is %d: %d layers would write more than %d bank rows", what,
+                       c->res_block, c->n_layer, BR_BANK_MAX);
     if (c->arch == BR_ARCH_KIMI_K31 && !c->d_q_latent)
         return br_fail(BR_E_FORMAT, "%s: q_lora_rank is missing: the indexer reads the query latent", what);
     if (c->latent_norm && !c->d_latent)

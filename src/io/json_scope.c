@@ -86,15 +86,16 @@ br_status json_take_int(const json_scope *scope, const json_int *key, int32_t *o
     const json_t *value;
     BR_TRY(json_find(scope, key->names, &value));
     if (!value && key->absent == JSON_REQUIRED)
-        return br_fail(BR_E_FORMAT, "%s: %s is missing: expected an integer %d to %d", scope->what, key->names, key->min, key->max);
+        return br_fail(BR_E_FORMAT, "%s: %s is missing: expected an integer %d to %d", scope->what, key->names, key->min,
+                       key->max);
     if (!value) {
         *out = key->absent;
         return BR_OK;
     }
     json_int_t number = json_integer_value(value);
     if (!json_is_integer(value) || number < key->min || number > key->max)
-        return br_fail(BR_E_FORMAT, "%s: %s: expected an integer %d to %d, found %s", scope->what, key->names, key->min, key->max,
-                       found(value, text));
+        return br_fail(BR_E_FORMAT, "%s: %s: expected an integer %d to %d, found %s", scope->what, key->names, key->min,
+                       key->max, found(value, text));
     if (number % key->step != 0)
         return br_fail(BR_E_FORMAT, "%s: %s: expected a multiple of %d, found %s", scope->what, key->names, key->step,
                        found(value, text));
@@ -122,7 +123,8 @@ br_status json_take_real(const json_scope *scope, const char *names, double min,
         return BR_OK;
     double number = json_is_number(value) ? json_number_value(value) : (double)NAN;
     if (!(number >= min && number <= max))
-        return br_fail(BR_E_FORMAT, "%s: %s: expected a number %g to %g, found %s", scope->what, names, min, max, found(value, text));
+        return br_fail(BR_E_FORMAT, "%s: %s: expected a number %g to %g, found %s", scope->what, names, min, max,
+                       found(value, text));
     *out = (float)number;
     return BR_OK;
 }

@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Deflate turns at most 1,032 bytes into one: a dataset that claims more than that of its stored bytes would only be a way to
- * ask for memory. */
+/* Deflate turns at most 1,032 bytes into one: a dataset that claims more than that of the whole file (it may be stored nowhere)
+ * would only be a way to ask for memory. */
 enum { DEFLATE_RATIO_MAX = 1032, COMMIT_TRIES = 64 };
 
 /* HDF5 doubles its pause, from 1 ns, each time it finds a block half written: 24 tries are 17 ms, its own 100 are for ever. */
@@ -113,7 +113,7 @@ static br_status open_dataset(const rollout_reader *r, const char *path, hid_t *
     return BR_OK;
 }
 
-/* Type and rank as expected, width exact, at least `rows` rows, backed by as many stored bytes as they can come from. */
+/* Type and rank as expected, width exact, at least `rows` rows, and no more bytes than the file can hold. */
 static br_status check_dataset(const rollout_reader *r, int column, hid_t set, int64_t rows) {
     hsize_t size[2] = {0, 1};
     hid_t want = rollout_column_type(column), type = H5Dget_type(set), space = H5Dget_space(set);
@@ -135,10 +135,10 @@ static br_status check_dataset(const rollout_reader *r, int column, hid_t set, i
     if (size[0] < (hsize_t)rows)
         return br_fail(BR_E_FORMAT, "%s: %s has %llu rows: %lld are committed", r->path, name, (unsigned long long)size[0],
                        (long long)rows);
-    hsize_t stored = H5Dget_storage_size(set), needed = (hsize_t)rows * rollout_column_row_bytes(column, &r->meta);
-    if (stored < needed / DEFLATE_RATIO_MAX)
-        return br_fail(BR_E_FORMAT, "%s: %s stores %llu bytes: too few for %lld rows", r->path, name, (unsigned long long)stored,
-                       (long long)rows);
+    hsize_t file_bytes = 0, needed = (hsize_t)rows * rollout_column_row_bytes(column, &r->meta);
+    if (H5Fget_filesize(r->file, &file_bytes) < 0 || file_bytes < needed / DEFLATE_RATIO_MAX)
+        return br_fail(BR_E_FORMAT, "%s: %llu bytes: too few for %lld rows of %s", r->path, (unsigned long long)file_bytes,
+                       (long long)rows, name);
     return BR_OK;
 }
 

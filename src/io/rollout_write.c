@@ -120,9 +120,9 @@ static br_status append_rows(rollout_writer *w, const rollout_seq *row) {
     br_digest link = br_hash_chain(w->link, &row->receipt, sizeof row->receipt);
     for (int c = 0; c < ROLLOUT_COLUMN_COUNT; c++) {
         const rollout_column *spec = &rollout_columns[c];
-        const void *rows = (const char *)row + spec->field;
         if (!rollout_column_present(c, &w->meta) || spec->field == ROLLOUT_NO_FIELD)
             continue;
+        const void *rows = (const char *)row + spec->field;
         if (spec->by_token)
             memcpy(&rows, rows, sizeof rows);
         BR_TRY(rollout_stream_rows(w, c, spec->by_token ? w->n_tok : w->n_seq, spec->by_token ? row->n_tok : 1, rows));

@@ -13,9 +13,9 @@ static const struct {
     const char *name;
     uint32_t n_bit;
 } DTYPE[] = {
-    {"F4", 4},       {"F6_E2M3", 6},  {"F6_E3M2", 6}, {"BOOL", 8}, {"U8", 8},   {"I8", 8},   {"F8_E5M2", 8}, {"F8_E4M3", 8},
-    {"F8_E8M0", 8},  {"I16", 16},     {"U16", 16},    {"F16", 16}, {"BF16", 16}, {"I32", 32}, {"U32", 32},    {"F32", 32},
-    {"C64", 64},     {"F64", 64},     {"I64", 64},    {"U64", 64},
+    {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"BOOL", 8}, {"U8", 8},   {"I8", 8},    {"F8_E5M2", 8},
+    {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"I16", 16},    {"U16", 16}, {"F16", 16}, {"BF16", 16}, {"I32", 32},
+    {"U32", 32},    {"F32", 32},    {"C64", 64},    {"F64", 64}, {"I64", 64}, {"U64", 64},
 };
 
 uint64_t st_tensor_bytes(const char *dtype, const int64_t *dim, int32_t n_dim, int *ok) {
@@ -40,8 +40,8 @@ static br_status parse_entry(const st_file *file, const char *name, const json_t
     if (!dtype || !json_is_array(shape) || json_array_size(range) != 2 || !json_is_integer(begin) || !json_is_integer(end))
         return br_fail(BR_E_FORMAT, "%s: tensor '%.200s': expected dtype, shape and two data_offsets", file->path, name);
     if (json_array_size(shape) > ST_DIM_MAX)
-        return br_fail(BR_E_FORMAT, "%s: tensor '%.200s': %zu dimensions, expected at most %d", file->path, name, json_array_size(shape),
-                       ST_DIM_MAX);
+        return br_fail(BR_E_FORMAT, "%s: tensor '%.200s': %zu dimensions, expected at most %d", file->path, name,
+                       json_array_size(shape), ST_DIM_MAX);
     out->n_dim = (int32_t)json_array_size(shape);
     for (int32_t d = 0; d < out->n_dim; d++) {
         const json_t *dim = json_array_get(shape, (size_t)d);
@@ -51,16 +51,17 @@ static br_status parse_entry(const st_file *file, const char *name, const json_t
     }
     uint64_t n_byte = st_tensor_bytes(dtype, out->dim, out->n_dim, &ok);
     if (!ok)
-        return br_fail(BR_E_FORMAT, "%s: tensor '%.200s': dtype '%.20s' is unknown, or its shape is not a whole count of bytes", file->path,
-                       name, dtype);
+        return br_fail(BR_E_FORMAT,
+                       "%s: tensor '%.200s': dtype '%.20s' is unknown, or its shape is not a whole count of bytes",
+                       file->path, name, dtype);
     memcpy(out->dtype, dtype, strlen(dtype) + 1); /* every known name fits */
     json_int_t from = json_integer_value(begin), to = json_integer_value(end);
     if (from < 0 || to < from || (uint64_t)to > n_data)
-        return br_fail(BR_E_FORMAT, "%s: tensor '%.200s': bytes %lld to %lld, but the file holds %llu bytes of data", file->path, name,
-                       (long long)from, (long long)to, (unsigned long long)n_data);
+        return br_fail(BR_E_FORMAT, "%s: tensor '%.200s': bytes %lld to %lld, but the file holds %llu bytes of data",
+                       file->path, name, (long long)from, (long long)to, (unsigned long long)n_data);
     if ((uint64_t)(to - from) != n_byte)
-        return br_fail(BR_E_FORMAT, "%s: tensor '%.200s': %lld bytes, expected %llu for its shape and dtype %s", file->path, name,
-                       (long long)(to - from), (unsigned long long)n_byte, out->dtype);
+        return br_fail(BR_E_FORMAT, "%s: tensor '%.200s': %lld bytes, expected %llu for its shape and dtype %s", file->path,
+                       name, (long long)(to - from), (unsigned long long)n_byte, out->dtype);
     out->begin = (uint64_t)from;
     out->n_byte = n_byte;
     return BR_OK;
@@ -82,8 +83,9 @@ static br_status check_ranges(st_file *file, uint64_t n_data, uint64_t data_begi
     for (int64_t i = 0; i < file->n_entry; i++) {
         st_entry *e = &file->entry[i];
         if (e->begin != at)
-            return br_fail(BR_E_FORMAT, "%s: tensor '%.200s' begins at byte %llu of the data, expected %llu: %s", file->path, e->name,
-                           (unsigned long long)e->begin, (unsigned long long)at, e->begin < at ? "it overlaps another" : "a gap");
+            return br_fail(BR_E_FORMAT, "%s: tensor '%.200s' begins at byte %llu of the data, expected %llu: %s", file->path,
+                           e->name, (unsigned long long)e->begin, (unsigned long long)at,
+                           e->begin < at ? "it overlaps another" : "a gap");
         at += e->n_byte;
         e->begin += data_begin;
     }
@@ -124,10 +126,11 @@ static br_status parse_into(const unsigned char *bytes, size_t n, st_file *file)
     for (int i = 0; i < LENGTH_BYTES; i++)
         n_header |= (uint64_t)bytes[i] << (8 * i);
     if (n_header > ST_HEADER_BYTES_MAX)
-        return br_fail(BR_E_FORMAT, "%s: a header of %llu bytes, expected at most %d", file->path, (unsigned long long)n_header,
-                       ST_HEADER_BYTES_MAX);
+        return br_fail(BR_E_FORMAT, "%s: a header of %llu bytes, expected at most %d", file->path,
+                       (unsigned long long)n_header, ST_HEADER_BYTES_MAX);
     if (n_header > n - LENGTH_BYTES)
-        return br_fail(BR_E_FORMAT, "%s: truncated: a header of %llu bytes in a file of %zu", file->path, (unsigned long long)n_header, n);
+        return br_fail(BR_E_FORMAT, "%s: truncated: a header of %llu bytes in a file of %zu", file->path,
+                       (unsigned long long)n_header, n);
     uint64_t data_begin = LENGTH_BYTES + n_header, n_data = n - data_begin;
     BR_TRY(json_read_object(file->path, (const char *)bytes + LENGTH_BYTES, (size_t)n_header, &root));
     br_status status = take_entries(file, root, n_data);

@@ -66,7 +66,7 @@ br_status st_index_parse(const char *what, const char *text, size_t n, st_index 
     *out = (st_index){0};
     BR_TRY(json_read_object(what, text, n, &root));
     const json_t *map = json_object_get(root, "weight_map");
-    status = json_is_object(map) ? take_map(what, map, out) : br_fail(BR_E_FORMAT, "%s: weight_map: expected an object", what);
+    status = json_is_object(map) ? take_map(what, map, out) : br_fail(BR_E_FORMAT, "%s: expected a weight_map object", what);
     json_decref(root);
     if (status != BR_OK)
         st_index_close(out);

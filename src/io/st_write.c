@@ -51,7 +51,8 @@ static br_status check_entry(const char *path, const st_out *e) {
                        (unsigned long long)e->n_byte, e->dtype);
     for (const char *c = e->name; *c; c++) {
         if ((unsigned char)*c < 0x20 || *c == '"' || *c == '\\')
-            return br_fail(BR_E_ARG, "%s: tensor name '%.200s': expected no quote, backslash or control character", path, e->name);
+            return br_fail(BR_E_ARG, "%s: tensor name '%.200s': expected no quote, backslash or control character", path,
+                           e->name);
     }
     return BR_OK;
 }

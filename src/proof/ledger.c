@@ -27,12 +27,12 @@ static void fault(replay *r, int64_t seq, const char *format, ...) {
 }
 
 /* Writes the names of the groups whose digest is not the stored one; returns how many there are. */
-static int differing_parts(const rollout_seq *stored, const rollout_seq *again, char *names, size_t n) {
+static int differing_parts(const rollout_seq *stored, const uint64_t part[ROLLOUT_PART_COUNT], char *names, size_t n) {
     int count = 0;
     size_t used = 0;
     names[0] = 0;
     for (int p = 0; p < ROLLOUT_PART_COUNT; p++) {
-        if (stored->part[p] == again->part[p])
+        if (stored->part[p] == part[p])
             continue;
         used += (size_t)snprintf(names + used, n - used, "%s%s", count ? ", " : "", receipt_part_name((rollout_part)p));
         count++;
@@ -43,20 +43,19 @@ static int differing_parts(const rollout_seq *stored, const rollout_seq *again, 
 /* What is wrong with the fields of one sequence; "" when nothing is. Data that changed move the receipt too; a digest that
  * changed alone does not. */
 static void describe_fields(const replay *r, const rollout_seq *stored, char *what, size_t n) {
-    rollout_seq again = *stored;
+    uint64_t part[ROLLOUT_PART_COUNT];
     char names[320];
+    receipt_parts(r->meta, stored, part);
+    int n_part = differing_parts(stored, part, names, sizeof names);
+    int receipt_holds = br_digest_equal(receipt_of_parts(r->meta, part), stored->receipt);
+    int32_t nan_at = receipt_find_nan(stored);
     what[0] = 0;
-    if (receipt_make(r->meta, &again) != BR_OK) {
-        int32_t t = receipt_find_nan(stored);
-        snprintf(what, n, "log-probs: NaN or no log-prob in a scored slot, position %d", t);
-        return;
-    }
-    int n_part = differing_parts(stored, &again, names, sizeof names);
-    int receipt_holds = br_digest_equal(again.receipt, stored->receipt);
     if (n_part > 0)
-        snprintf(what, n, "%s%s", receipt_holds ? "stored digest of " : "", names);
+        snprintf(what, n, "%s%s: does not match its digest", receipt_holds ? "stored digest of " : "", names);
     else if (!receipt_holds)
-        snprintf(what, n, "receipt, or the contract or weights digest of the file");
+        snprintf(what, n, "receipt, or the contract or weights digest of the file: they do not match");
+    else if (nan_at >= 0)
+        snprintf(what, n, "log-probs: NaN or no log-prob in a scored slot, position %d", nan_at);
 }
 
 static br_digest link_before(const replay *r, int64_t i) {
@@ -70,7 +69,7 @@ static void check_seq(replay *r, int64_t i) {
     describe_fields(r, &seq, what, sizeof what);
     br_digest link = br_hash_chain(link_before(r, i), &seq.receipt, sizeof seq.receipt);
     if (what[0])
-        fault(r, i, "sequence %lld (uid '%.80s', sample %u): %s: does not match its digest", (long long)i, seq.uid, seq.sample, what);
+        fault(r, i, "sequence %lld (uid '%.80s', sample %u): %s", (long long)i, seq.uid, seq.sample, what);
     else if (!br_digest_equal(link, rollout_reader_link(r->reader, i)))
         fault(r, i, "sequence %lld (uid '%.80s', sample %u): chain: it does not follow the one before; dropped, inserted or reordered here",
               (long long)i, seq.uid, seq.sample);

@@ -91,6 +91,11 @@ int32_t receipt_find_nan(const rollout_seq *seq) {
     return -1;
 }
 
+void receipt_parts(const rollout_meta *meta, const rollout_seq *seq, uint64_t part[ROLLOUT_PART_COUNT]) {
+    for (int p = 0; p < ROLLOUT_PART_COUNT; p++)
+        part[p] = part_digest(meta, seq, (rollout_part)p);
+}
+
 br_digest receipt_of_parts(const rollout_meta *meta, const uint64_t part[ROLLOUT_PART_COUNT]) {
     br_hash_stream s;
     br_hash_begin(&s);
@@ -105,8 +110,7 @@ br_status receipt_make(const rollout_meta *meta, rollout_seq *seq) {
     if (t >= 0)
         return br_fail(BR_E_NAN, "sequence '%s' sample %u: position %d: log-prob bits %08x: expected a number in a scored slot", seq->uid,
                        seq->sample, t, seq->logprob[t]);
-    for (int p = 0; p < ROLLOUT_PART_COUNT; p++)
-        seq->part[p] = part_digest(meta, seq, (rollout_part)p);
+    receipt_parts(meta, seq, seq->part);
     seq->receipt = receipt_of_parts(meta, seq->part);
     return BR_OK;
 }

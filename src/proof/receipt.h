@@ -11,6 +11,8 @@
 /* Fills seq->part and seq->receipt from all other fields. Errors: BR_E_NAN naming the position, when a scored slot holds a NaN or
  * a sampled token of a finished sequence has no log-prob. */
 br_status receipt_make(const rollout_meta *meta, rollout_seq *seq);
+/* The digests alone, whatever the slots hold. */
+void receipt_parts(const rollout_meta *meta, const rollout_seq *seq, uint64_t part[ROLLOUT_PART_COUNT]);
 br_digest receipt_of_parts(const rollout_meta *meta, const uint64_t part[ROLLOUT_PART_COUNT]);
 const char *receipt_part_name(rollout_part part);
 

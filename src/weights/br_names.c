@@ -9,7 +9,8 @@
 
 #define MODEL_PREFIX "language_model."
 #define LAYER_PREFIX "model.layers."
-#define EXPERT_PREFIX "block_sparse_moe.experts."
+#define MOE_BLOCK "block_sparse_moe."
+#define EXPERT_PREFIX MOE_BLOCK "experts."
 #define WRAPPER ".base_layer" /* what adapter libraries put into the names of the maps they wrap */
 
 enum { FP4_GROUP = 32, A_LOG_PAD = 128 };
@@ -17,12 +18,12 @@ enum { FP4_GROUP = 32, A_LOG_PAD = 128 };
 typedef enum place { ONCE, KDA, MLA, LAYER, DENSE, MOE, EXPERT } place;
 
 typedef enum need {
-    ALWAYS, FULL_GATE, LOW_GATE, Q_FULL, Q_LATENT, OUT_GATE, LATENT, LATENT_NORMED, INDEXER, FP4, RESIDUAL_BANK
+    ALWAYS, FULL_GATE, LOW_GATE, Q_FULL, Q_LATENT, OUT_GATE, LATENT, LATENT_NORMED, INDEXER, FP4, RESIDUAL_BANK,
 } need;
 
 typedef enum dim {
-    NONE, ONE, TAPS, D, VOCAB, KDA_WIDTH, KDA_HEAD, KDA_D, KDA_LOW, MLA_QUERY, D_Q, MLA_KV_A, D_KV, MLA_KV_B, MLA_VALUE, D_FF,
-    D_SHARED, D_LATENT, D_EXPERT, D_EXPERT_FF, N_EXPERT, INDEX_Q, INDEX_D, INDEX_HEAD
+    NONE, ONE, TAPS, D, VOCAB, KDA_WIDTH, KDA_HEAD, KDA_D, KDA_LOW, MLA_QUERY, D_Q, MLA_KV_A, D_KV, MLA_KV_B, MLA_VALUE,
+    D_FF, D_SHARED, D_LATENT, D_EXPERT, D_EXPERT_FF, N_EXPERT, INDEX_Q, INDEX_D, INDEX_HEAD,
 } dim;
 
 enum {
@@ -61,18 +62,18 @@ static const row ROW[BR_CLASS_COUNT] = {
     [BR_W_MLP_GATE] = {"mlp_gate", "mlp.gate_proj.weight", DENSE, ALWAYS, {D_FF, D}, BF16, 0},
     [BR_W_MLP_UP] = {"mlp_up", "mlp.up_proj.weight", DENSE, ALWAYS, {D_FF, D}, BF16, 0},
     [BR_W_MLP_DOWN] = {"mlp_down", "mlp.down_proj.weight", DENSE, ALWAYS, {D, D_FF}, BF16, 0},
-    [BR_W_SHARED_GATE] = {"shared_gate", "block_sparse_moe.shared_experts.gate_proj.weight", MOE, ALWAYS, {D_SHARED, D}, BF16, 0},
-    [BR_W_SHARED_UP] = {"shared_up", "block_sparse_moe.shared_experts.up_proj.weight", MOE, ALWAYS, {D_SHARED, D}, BF16, 0},
-    [BR_W_SHARED_DOWN] = {"shared_down", "block_sparse_moe.shared_experts.down_proj.weight", MOE, ALWAYS, {D, D_SHARED}, BF16, 0},
-    [BR_W_LATENT_DOWN] = {"latent_down", "block_sparse_moe.routed_expert_down_proj.weight", MOE, LATENT, {D_LATENT, D}, BF16, 0},
-    [BR_W_LATENT_UP] = {"latent_up", "block_sparse_moe.routed_expert_up_proj.weight", MOE, LATENT, {D, D_LATENT}, BF16, 0},
+    [BR_W_SHARED_GATE] = {"shared_gate", MOE_BLOCK "shared_experts.gate_proj.weight", MOE, ALWAYS, {D_SHARED, D}, BF16, 0},
+    [BR_W_SHARED_UP] = {"shared_up", MOE_BLOCK "shared_experts.up_proj.weight", MOE, ALWAYS, {D_SHARED, D}, BF16, 0},
+    [BR_W_SHARED_DOWN] = {"shared_down", MOE_BLOCK "shared_experts.down_proj.weight", MOE, ALWAYS, {D, D_SHARED}, BF16, 0},
+    [BR_W_LATENT_DOWN] = {"latent_down", MOE_BLOCK "routed_expert_down_proj.weight", MOE, LATENT, {D_LATENT, D}, BF16, 0},
+    [BR_W_LATENT_UP] = {"latent_up", MOE_BLOCK "routed_expert_up_proj.weight", MOE, LATENT, {D, D_LATENT}, BF16, 0},
     [BR_W_EXPERT_W1] = {"expert_w1", "w1.weight", EXPERT, ALWAYS, {D_EXPERT_FF, D_EXPERT}, BF16, 0},
     [BR_W_EXPERT_W3] = {"expert_w3", "w3.weight", EXPERT, ALWAYS, {D_EXPERT_FF, D_EXPERT}, BF16, 0},
     [BR_W_EXPERT_W2] = {"expert_w2", "w2.weight", EXPERT, ALWAYS, {D_EXPERT, D_EXPERT_FF}, BF16, 0},
     [BR_W_EXPERT_W1_SCALE] = {"expert_w1_scale", "w1.weight_scale", EXPERT, FP4, {D_EXPERT_FF, D_EXPERT}, U8, 0},
     [BR_W_EXPERT_W3_SCALE] = {"expert_w3_scale", "w3.weight_scale", EXPERT, FP4, {D_EXPERT_FF, D_EXPERT}, U8, 0},
     [BR_W_EXPERT_W2_SCALE] = {"expert_w2_scale", "w2.weight_scale", EXPERT, FP4, {D_EXPERT, D_EXPERT_FF}, U8, 0},
-    [BR_W_ROUTER] = {"router", "block_sparse_moe.gate.weight", MOE, ALWAYS, {N_EXPERT, D}, BF16, 0},
+    [BR_W_ROUTER] = {"router", MOE_BLOCK "gate.weight", MOE, ALWAYS, {N_EXPERT, D}, BF16, 0},
     [BR_W_INDEX_Q] = {"index_q", "self_attn.indexer.wq_b.weight", MLA, INDEXER, {INDEX_Q, D_Q}, BF16, 0},
     [BR_W_INDEX_K] = {"index_k", "self_attn.indexer.wk.weight", MLA, INDEXER, {INDEX_D, D}, BF16, 0},
     [BR_W_INDEX_WEIGHT] = {"index_weight", "self_attn.indexer.weights_proj.weight", MLA, INDEXER, {INDEX_HEAD, D}, BF16, 0},
@@ -87,9 +88,9 @@ static const row ROW[BR_CLASS_COUNT] = {
     [BR_W_MLA_Q_NORM] = {"mla_q_norm", "self_attn.q_a_layernorm.weight", MLA, Q_LATENT, {D_Q}, BF16, 0},
     [BR_W_MLA_KV_NORM] = {"mla_kv_norm", "self_attn.kv_a_layernorm.weight", MLA, ALWAYS, {D_KV}, BF16, 0},
     [BR_W_INDEX_K_NORM] = {"index_k_norm", "self_attn.indexer.k_norm.weight", MLA, INDEXER, {INDEX_D}, F32 | BF16, 0},
-    [BR_W_INDEX_K_NORM_BIAS] = {"index_k_norm_bias", "self_attn.indexer.k_norm.bias", MLA, INDEXER, {INDEX_D}, F32 | BF16, 1},
-    [BR_W_ROUTER_BIAS] = {"router_bias", "block_sparse_moe.gate.e_score_correction_bias", MOE, ALWAYS, {N_EXPERT}, F32, 0},
-    [BR_W_LATENT_NORM] = {"latent_norm", "block_sparse_moe.routed_expert_norm.weight", MOE, LATENT_NORMED, {D_LATENT}, BF16, 0},
+    [BR_W_INDEX_K_NORM_BIAS] = {"index_k_bias", "self_attn.indexer.k_norm.bias", MLA, INDEXER, {INDEX_D}, F32 | BF16, 1},
+    [BR_W_ROUTER_BIAS] = {"router_bias", MOE_BLOCK "gate.e_score_correction_bias", MOE, ALWAYS, {N_EXPERT}, F32, 0},
+    [BR_W_LATENT_NORM] = {"latent_norm", MOE_BLOCK "routed_expert_norm.weight", MOE, LATENT_NORMED, {D_LATENT}, BF16, 0},
     [BR_W_INPUT_NORM] = {"input_norm", "input_layernorm.weight", LAYER, ALWAYS, {D}, BF16, 0},
     [BR_W_POST_NORM] = {"post_norm", "post_attention_layernorm.weight", LAYER, ALWAYS, {D}, BF16, 0},
     [BR_W_FINAL_NORM] = {"final_norm", "model.norm.weight", ONCE, ALWAYS, {D}, BF16, 0},
@@ -260,7 +261,8 @@ void br_weight_name(const br_config *config, br_class cls, int32_t layer, int32_
     if (r->place == ONCE)
         snprintf(name, BR_NAME_BYTES, "%s%s", prefix, r->tail);
     else if (r->place == EXPERT)
-        snprintf(name, BR_NAME_BYTES, "%s" LAYER_PREFIX "%d." EXPERT_PREFIX "%d.%s%s", prefix, layer, expert, r->tail, packed);
+        snprintf(name, BR_NAME_BYTES, "%s" LAYER_PREFIX "%d." EXPERT_PREFIX "%d.%s%s", prefix, layer, expert, r->tail,
+                 packed);
     else
         snprintf(name, BR_NAME_BYTES, "%s" LAYER_PREFIX "%d.%s", prefix, layer, r->tail);
 }
@@ -299,8 +301,9 @@ static int unwrap(const char *name, size_t n, char out[BR_NAME_BYTES]) {
     const size_t n_wrapper = strlen(WRAPPER);
     size_t used = 0;
     for (size_t i = 0; i < n;) {
-        if (n - i >= n_wrapper && memcmp(name + i, WRAPPER, n_wrapper) == 0 && (i + n_wrapper == n || name[i + n_wrapper] == '.')) {
-            i += n_wrapper;
+        const size_t end = i + n_wrapper;
+        if (end <= n && memcmp(name + i, WRAPPER, n_wrapper) == 0 && (end == n || name[end] == '.')) {
+            i = end;
             continue;
         }
         if (used + 1 >= BR_NAME_BYTES || name[i] == 0)

@@ -48,7 +48,8 @@ static int is_vision(const char *name) {
 }
 
 static br_dtype dtype_of(const char *name) {
-    static const char *const NAME[] = {[BR_DTYPE_BF16] = "BF16", [BR_DTYPE_F32] = "F32", [BR_DTYPE_U8] = "U8", [BR_DTYPE_F16] = "F16"};
+    static const char *const NAME[] = {
+        [BR_DTYPE_BF16] = "BF16", [BR_DTYPE_F32] = "F32", [BR_DTYPE_U8] = "U8", [BR_DTYPE_F16] = "F16"};
     for (int i = 0; i < BR_DTYPE_OTHER; i++) {
         if (strcmp(name, NAME[i]) == 0)
             return (br_dtype)i;
@@ -80,10 +81,10 @@ static br_status check_form(const br_weights *w, const st_file *file, const st_e
     char expected[SHAPE_BYTES], found[SHAPE_BYTES];
     if (!(want->dtypes & 1u << dtype_of(e->dtype)))
         return br_fail(BR_E_FORMAT, "%s: tensor '%s': dtype %s, expected %s", file->path, e->name, e->dtype,
-                       want->dtypes & 1u << BR_DTYPE_U8     ? "U8"
+                       want->dtypes & 1u << BR_DTYPE_U8       ? "U8"
                        : !(want->dtypes & 1u << BR_DTYPE_F32) ? "BF16"
-                       : want->dtypes & 1u << BR_DTYPE_BF16 ? "F32 or BF16"
-                                                            : "F32");
+                       : want->dtypes & 1u << BR_DTYPE_BF16   ? "F32 or BF16"
+                                                              : "F32");
     if (!shape_fits(&w->config, want, e))
         return br_fail(BR_E_FORMAT, "%s: tensor '%s': shape %s, expected %s", file->path, e->name,
                        shape_text(e->dim, e->n_dim, found), shape_text(want->dim, want->n_dim, expected));
@@ -96,7 +97,8 @@ static br_status check_index(const st_index *index, const st_file *file, int32_t
     if (!listed)
         return br_fail(BR_E_FORMAT, "%s: tensor '%s' is not listed in " INDEX_NAME, file->path, e->name);
     if (listed->file != shard)
-        return br_fail(BR_E_FORMAT, "%s: tensor '%s': " INDEX_NAME " says it is in %s", file->path, e->name, index->file[listed->file]);
+        return br_fail(BR_E_FORMAT, "%s: tensor '%s': " INDEX_NAME " says it is in %s", file->path, e->name,
+                       index->file[listed->file]);
     listed->seen = 1;
     return BR_OK;
 }
@@ -104,8 +106,8 @@ static br_status check_index(const st_index *index, const st_file *file, int32_t
 static br_status check_index_whole(const st_index *index) {
     for (int64_t i = 0; i < index->n_entry; i++) {
         if (!index->entry[i].seen)
-            return br_fail(BR_E_FORMAT, "tensor '%s' is listed in " INDEX_NAME " but not in its shard %s", index->entry[i].name,
-                           index->file[index->entry[i].file]);
+            return br_fail(BR_E_FORMAT, "tensor '%s' is listed in " INDEX_NAME " but not in its shard %s",
+                           index->entry[i].name, index->file[index->entry[i].file]);
     }
     return BR_OK;
 }
@@ -126,7 +128,8 @@ static br_status place(br_weights *w, int32_t shard, const st_entry *e) {
     int64_t slot = br_weight_slot(&w->config, cls, layer, expert);
     br_tensor *t = &w->tensor[slot];
     if (t->name)
-        return br_fail(BR_E_FORMAT, "%s: tensor '%s' comes twice: also as '%s' in %s", file->path, e->name, t->name, w->shard[t->shard].path);
+        return br_fail(BR_E_FORMAT, "%s: tensor '%s' comes twice: also as '%s' in %s", file->path, e->name, t->name,
+                       w->shard[t->shard].path);
     br_weight_expect(&w->config, slot, &want);
     BR_TRY(check_form(w, file, e, &want));
     *t = (br_tensor){.cls = cls, .layer = layer, .expert = expert, .dtype = dtype_of(e->dtype), .n_dim = e->n_dim,
@@ -240,8 +243,8 @@ static br_status fail_unknown(const br_weights *w) {
         br_nearest_offer(&nearest, name);
     }
     br_nearest_text(&nearest, text);
-    return br_fail(BR_E_FORMAT, "%s: tensor '%.200s' is not one of this model (%lld unknown, %lld missing)%s", w->shard[first->shard].path,
-                   first->name, (long long)w->n_unknown, (long long)w->n_missing, text);
+    return br_fail(BR_E_FORMAT, "%s: tensor '%.200s' is not one of this model (%lld unknown, %lld missing)%s",
+                   w->shard[first->shard].path, first->name, (long long)w->n_unknown, (long long)w->n_missing, text);
 }
 
 /* Without unknown tensors the names nearest to a missing one are those of its neighbours, which shows what does exist. */
@@ -253,7 +256,8 @@ static br_status fail_missing(const br_weights *w) {
     for (int64_t i = 0; i < w->n_tensor; i++)
         br_nearest_offer(&nearest, w->tensor[i].name);
     br_nearest_text(&nearest, text);
-    return br_fail(BR_E_FORMAT, "tensor '%s' is missing in all %d shards (%lld missing)%s", name, w->n_shard, (long long)w->n_missing, text);
+    return br_fail(BR_E_FORMAT, "tensor '%s' is missing in all %d shards (%lld missing)%s", name, w->n_shard,
+                   (long long)w->n_missing, text);
 }
 
 br_status br_weights_complete(const br_weights *weights) {

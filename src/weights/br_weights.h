@@ -2,10 +2,11 @@
  *
  * Layer: weights; includes base and io's safetensors reader. Owns the maps of the shards; tensor data point into them, read
  * only, until br_weights_close. Every tensor that the config asks for is present with its shape and an allowed dtype, no
- * tensor of the text model is unknown, none comes twice: else BR_E_FORMAT naming the tensor, the file, what was expected, and
- * for unknown or missing ones the nearest names. Vision tensors ("vision_tower.", "mm_projector.", "multi_modal_projector.")
- * are counted and skipped. Shards are those of model.safetensors.index.json, which must agree with them, or without that
- * file the one model.safetensors. Opening reads headers only: the shards may be sparse files that hold nothing else. */
+ * tensor of the text model is unknown, none comes twice: else BR_E_FORMAT naming the tensor, the file, what was expected,
+ * and for unknown or missing ones the nearest names. Vision tensors ("vision_tower.", "mm_projector.",
+ * "multi_modal_projector.") are counted and skipped. Shards are those of model.safetensors.index.json, which must agree with
+ * them, or without that file the one model.safetensors. Opening reads headers only: the shards may be sparse files that hold
+ * nothing else. */
 #ifndef BR_WEIGHTS_H
 #define BR_WEIGHTS_H
 
@@ -17,7 +18,8 @@ typedef enum br_dtype { BR_DTYPE_BF16, BR_DTYPE_F32, BR_DTYPE_U8, BR_DTYPE_F16, 
 
 /* Linear maps come first: these can carry an adapter (all but the router and the indexer). */
 typedef enum br_class {
-    BR_W_KDA_Q, BR_W_KDA_K, BR_W_KDA_V, BR_W_KDA_G, BR_W_KDA_G_A, BR_W_KDA_G_B, BR_W_KDA_F_A, BR_W_KDA_F_B, BR_W_KDA_B, BR_W_KDA_O,
+    BR_W_KDA_Q, BR_W_KDA_K, BR_W_KDA_V, BR_W_KDA_G, BR_W_KDA_G_A, BR_W_KDA_G_B, BR_W_KDA_F_A, BR_W_KDA_F_B, BR_W_KDA_B,
+    BR_W_KDA_O,
     BR_W_MLA_Q, BR_W_MLA_Q_A, BR_W_MLA_Q_B, BR_W_MLA_KV_A, BR_W_MLA_KV_B, BR_W_MLA_G, BR_W_MLA_O,
     BR_W_MLP_GATE, BR_W_MLP_UP, BR_W_MLP_DOWN,          /* dense MLP */
     BR_W_SHARED_GATE, BR_W_SHARED_UP, BR_W_SHARED_DOWN, /* shared experts */
@@ -80,7 +82,7 @@ void br_weights_missing_at(const br_weights *weights, int64_t i, char name[BR_NA
 /* The sentence of br_weights_open about unknown and missing tensors with nearest names; BR_OK when there are none. */
 br_status br_weights_complete(const br_weights *weights);
 
-/* ---- names: one table, used by the loader, `inspect`, init and adapters ------------------------------------------------ */
+/* ---- names: one table, used by the loader, `inspect`, init and adapters ----------------------------------------------- */
 
 typedef struct br_expect {
     br_class cls;

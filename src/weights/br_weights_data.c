@@ -8,8 +8,8 @@
 
 enum { FP4_SCALE_MAX = 252 };
 
-/* Values are tested in blocks without a branch, and one by one only in a block that failed: a checkpoint is read at the speed
- * of memory. The data may be unaligned, hence the copies. */
+/* Values are tested in blocks without a branch, and one by one only in a block that failed: a checkpoint is read at the
+ * speed of memory. The data may be unaligned, hence the copies. */
 enum { BLOCK = 1024 };
 
 static inline uint32_t bad_bf16(const unsigned char *bytes, size_t i) {
@@ -29,19 +29,19 @@ static inline uint32_t bad_scale(const unsigned char *bytes, size_t i) {
 }
 
 /* Index of the first bad value, n when there is none. */
-#define FIRST_BAD(name, bad)                                        \
-    static size_t name(const unsigned char *bytes, size_t n) {      \
-        for (size_t begin = 0; begin < n; begin += BLOCK) {         \
-            size_t end = n - begin < BLOCK ? n : begin + BLOCK;     \
-            uint32_t any = 0;                                       \
-            for (size_t i = begin; i < end; i++)                    \
-                any |= bad(bytes, i);                               \
-            for (size_t i = begin; any && i < end; i++) {           \
-                if (bad(bytes, i))                                  \
-                    return i;                                       \
-            }                                                       \
-        }                                                           \
-        return n;                                                   \
+#define FIRST_BAD(name, bad)                                    \
+    static size_t name(const unsigned char *bytes, size_t n) {  \
+        for (size_t begin = 0; begin < n; begin += BLOCK) {     \
+            size_t end = n - begin < BLOCK ? n : begin + BLOCK; \
+            uint32_t any = 0;                                   \
+            for (size_t i = begin; i < end; i++)                \
+                any |= bad(bytes, i);                           \
+            for (size_t i = begin; any && i < end; i++) {       \
+                if (bad(bytes, i))                              \
+                    return i;                                   \
+            }                                                   \
+        }                                                       \
+        return n;                                               \
     }
 
 FIRST_BAD(first_bad_bf16, bad_bf16)
@@ -84,8 +84,8 @@ br_status br_weights_check_data(const br_weights *weights) {
             continue;
         size_t at = first_bad_scale(t->data, t->n_byte);
         if (at < t->n_byte)
-            return br_fail(BR_E_FORMAT, "%s: tensor '%s': scale byte %zu is %u, expected 0 to %d", weights->shard[t->shard].path, t->name, at,
-                           ((const unsigned char *)t->data)[at], FP4_SCALE_MAX);
+            return br_fail(BR_E_FORMAT, "%s: tensor '%s': scale byte %zu is %u, expected 0 to %d",
+                           weights->shard[t->shard].path, t->name, at, ((const unsigned char *)t->data)[at], FP4_SCALE_MAX);
     }
     return BR_OK;
 }

@@ -1,0 +1,153 @@
+/* The summary line, the JSON object, the progress bar, the exit code. */
+#include "cli.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { DIGEST_TEXT = 33, BAR_CELLS = 30 };
+
+/* What the bar on the terminal shows; a run that ends early leaves it open. */
+static struct bar {
+    int open;
+    const char *what;
+    int64_t done, total;
+} bar;
+
+static int draw_bar(void *context, const char *what, int64_t done, int64_t total) {
+    char cell[BAR_CELLS + 1];
+    const int64_t n_full = total > 0 ? done * BAR_CELLS / total : BAR_CELLS;
+    (void)context;
+    if (what == bar.what && done == bar.done && total == bar.total)
+        return 0; /* steps that finish nothing */
+    for (int64_t i = 0; i < BAR_CELLS; i++)
+        cell[i] = i < n_full ? '#' : '.';
+    cell[BAR_CELLS] = 0;
+    fprintf(stderr, "\r[%s] %lld of %lld %s\033[K", cell, (long long)done, (long long)total, what);
+    bar = (struct bar){.open = 1, .what = what, .done = done, .total = total};
+    return 0;
+}
+
+static void end_bar(void) {
+    if (bar.open)
+        fputc('\n', stderr);
+    bar.open = 0;
+}
+
+br_watch cli_watch(void) {
+    return (br_watch){.call = isatty(STDERR_FILENO) ? draw_bar : NULL};
+}
+
+static void digest_text(br_digest d, char text[DIGEST_TEXT]) {
+    snprintf(text, DIGEST_TEXT, "%016llx%016llx", (unsigned long long)d.hi, (unsigned long long)d.lo);
+}
+
+static double rate(const br_report *r) {
+    return r->seconds > 0 ? (double)r->n_tok / r->seconds : 0;
+}
+
+static void print_json_text(const char *text) {
+    putchar('"');
+    for (const unsigned char *at = (const unsigned char *)text; *at; at++) {
+        if (*at == '"' || *at == '\\')
+            printf("\\%c", *at);
+        else if (*at < 32)
+            printf("\\u%04x", *at);
+        else
+            putchar(*at);
+    }
+    putchar('"');
+}
+
+static void print_json_digest(const char *key, br_digest d) {
+    char text[DIGEST_TEXT];
+    digest_text(d, text);
+    printf(", \"%s\": \"%s\"", key, text);
+}
+
+/* JSON has no infinity: a log-prob of -inf against a finite one leaves null. */
+static void print_json_real(const char *key, double x) {
+    if (isfinite(x))
+        printf(", \"%s\": %.17g", key, x);
+    else
+        printf(", \"%s\": null", key);
+}
+
+static void print_json_comparison(const br_report *r) {
+    printf(", \"n_compared\": %lld, \"n_differ\": %lld", (long long)r->n_compared, (long long)r->n_differ);
+    if (r->first_seq < 0)
+        printf(", \"first\": null");
+    else
+        printf(", \"first\": {\"seq\": %lld, \"pos\": %lld}", (long long)r->first_seq, (long long)r->first_pos);
+    printf(", \"max_ulp\": %lld", (long long)r->max_ulp);
+    print_json_real("k1", r->k1);
+    print_json_real("k3", r->k3);
+}
+
+static void print_json(const char *verb, br_status status, const br_report *r) {
+    printf("{\"verb\": \"%s\", \"status\": \"%s\", \"n_seq\": %lld, \"n_tok\": %lld, \"n_error\": %lld", verb,
+           br_status_name(status), (long long)r->n_seq, (long long)r->n_tok, (long long)r->n_error);
+    printf(", \"seconds\": %.6f, \"tok_per_s\": %.3f", r->seconds, rate(r));
+    print_json_digest("weights_digest", r->weights_digest);
+    printf(", \"adapter_digests\": {");
+    for (int32_t i = 0; i < r->n_adapter; i++) {
+        char text[DIGEST_TEXT];
+        digest_text(r->adapter_digest[i], text);
+        printf("%s", i ? ", " : "");
+        print_json_text(r->adapter_name[i]);
+        printf(": \"%s\"", text);
+    }
+    printf("}");
+    print_json_digest("contract_digest", r->contract_digest);
+    print_json_digest("logprob_digest", r->logprob_digest);
+    if (strcmp(verb, "parity") == 0 || strcmp(verb, "verify") == 0)
+        print_json_comparison(r);
+    printf("}\n");
+}
+
+static void print_summary(const char *verb, const br_report *r) {
+    char weights[DIGEST_TEXT], contract[DIGEST_TEXT], logprob[DIGEST_TEXT], adapter[DIGEST_TEXT];
+    if (strcmp(verb, "parity") == 0) {
+        /* k3 is the estimate that never goes below 0; where it underflows, k1 still shows that something differs. */
+        printf("parity: %lld of %lld log-probs differ, KL %.9g\n", (long long)r->n_differ, (long long)r->n_compared,
+               r->k3 != 0 ? r->k3 : r->k1);
+        return;
+    }
+    digest_text(r->weights_digest, weights);
+    digest_text(r->contract_digest, contract);
+    digest_text(r->logprob_digest, logprob);
+    printf("%s: %lld tokens, %.1f tok/s, weights %s", verb, (long long)r->n_tok, rate(r), weights);
+    for (int32_t i = 0; i < r->n_adapter; i++) {
+        digest_text(r->adapter_digest[i], adapter);
+        printf(", adapter %s %s", r->adapter_name[i], adapter);
+    }
+    printf(", contract %s, log-probs %s\n", contract, logprob);
+}
+
+static cli_exit exit_of(br_status status, const br_report *r) {
+    if (status == BR_OK)
+        return r->n_error > 0 ? CLI_CHECK_FAILED : CLI_DONE;
+    return status == BR_E_MISMATCH ? CLI_CHECK_FAILED : CLI_USAGE;
+}
+
+cli_exit cli_finish(const cli *c, const char *verb, br_status status, br_report *r) {
+    const cli_exit code = exit_of(status, r);
+    end_bar();
+    if (r->text)
+        fputs(r->text, stdout);
+    fflush(stdout);
+    if (status != BR_OK)
+        fprintf(stderr, "bitroll: %s: %s\n", verb, br_last_error());
+    if (code != CLI_USAGE && c->json)
+        print_json(verb, status, r);
+    else if (code != CLI_USAGE)
+        print_summary(verb, r);
+    br_report_free(r);
+    return code;
+}
+
+void cli_print_line(void *context, const char *line) {
+    (void)context;
+    puts(line);
+}

@@ -1,0 +1,336 @@
+/* The verbs from files to files: a run, the scorer's answer and their parity; kills and resumption; dumps of the two forwards;
+ * failing allocations and writes; a damaged file. All on pico. */
+#include "br_file.h"
+#include "br_hash.h"
+#include "br_mem.h"
+#include "engine_rig.h"
+#include "rollout_file.h"
+#include "test_support.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static rig_model pico;
+static char prompts_path[256];
+enum { PROMPTS = 9, SAMPLES = 2, SEQS = PROMPTS * SAMPLES };
+
+static void make_inputs(void) {
+    rig_model_make(&pico, "pico");
+    snprintf(prompts_path, sizeof prompts_path, "%s/prompts.jsonl", test_tmp_dir());
+    FILE *file = fopen(prompts_path, "w");
+    ck_assert_ptr_nonnull(file);
+    for (int i = 0; i < PROMPTS; i++) {
+        fprintf(file, "{\"prompt\": [");
+        for (int t = 0; t < 5 + 9 * i; t++)
+            fprintf(file, "%s%d", t ? ", " : "", (int)(test_mix((uint64_t)(i * 1000 + t)) % 256));
+        fprintf(file, "]%s}\n", i % 3 == 1 ? ", \"adapter\": \"a\"" : i % 3 == 2 ? ", \"adapter\": \"b\", \"temperature\": 0.8" : "");
+    }
+    fclose(file);
+}
+
+static void path_of(char path[256], const char *name) {
+    snprintf(path, 256, "%s/%s", test_tmp_dir(), name);
+}
+
+static br_generate_options generate_options(const char *out) {
+    br_generate_options options = {.engine = rig_options(&pico), .prompts_path = prompts_path, .out_path = out, .sampling = br_sampling_default(), .n_sample = SAMPLES, .seed = 5};
+    options.sampling.max_new = 7;
+    options.sampling.ignore_eos = 1;
+    options.engine.max_seqs = 4;
+    return options;
+}
+
+static br_digest generate(const char *out, br_generate_options options) {
+    br_report report;
+    options.out_path = out;
+    CHECK_OK(br_job_generate(&options, NULL, &report));
+    const br_digest digest = report.logprob_digest;
+    ck_assert_int_eq(report.n_seq, SEQS);
+    br_report_free(&report);
+    return digest;
+}
+
+static br_digest score(const char *in, const char *out, int32_t pack, int32_t n_thread, const char *override) {
+    br_report report;
+    br_score_options options = {.engine = rig_options(&pico), .in_path = in, .out_path = out, .pack_tokens = pack, .adapter_override = override};
+    options.engine.n_thread = n_thread;
+    CHECK_OK(br_job_score(&options, NULL, &report));
+    const br_digest digest = report.logprob_digest;
+    br_report_free(&report);
+    return digest;
+}
+
+static void expect_equal(br_digest a, br_digest b, const char *what) {
+    char x[BR_DIGEST_TEXT_BYTES], y[BR_DIGEST_TEXT_BYTES];
+    br_digest_text(a, x);
+    br_digest_text(b, y);
+    ck_assert_msg(br_digest_equal(a, b), "%s: %s and %s", what, x, y);
+}
+
+START_TEST(rollout_score_parity) {
+    char rollout[256], other[256], scored[256];
+    br_report report;
+    path_of(rollout, "r.h5");
+    path_of(other, "r2.h5");
+    path_of(scored, "t.h5");
+    const br_digest digest = generate(rollout, generate_options(rollout));
+    br_generate_options options = generate_options(other);
+    options.engine.max_seqs = 2;
+    options.engine.preempt_every = 3;
+    options.engine.n_thread = 2;
+    options.shuffle_seed = 9;
+    options.commit_every = 5;
+    expect_equal(digest, generate(other, options), "another schedule");
+    expect_equal(digest, score(rollout, scored, 128, 2, NULL), "the scorer");
+    CHECK_OK(br_job_parity(rollout, scored, &report));
+    ck_assert_int_eq(report.n_compared, SEQS * 7);
+    ck_assert_int_eq(report.n_differ, 0);
+    ck_assert(report.k1 == 0 && report.k3 == 0);
+    br_report_free(&report);
+    CHECK_OK(br_job_parity(rollout, other, &report)); /* two rollouts of one run join as well */
+    br_report_free(&report);
+    CHECK_FAILS(br_job_parity(rollout, rollout, &report), BR_E_MISMATCH); /* a file against itself proves nothing */
+    br_report_free(&report);
+    score(rollout, scored, 64, 1, "base");
+    CHECK_FAILS(br_job_parity(rollout, scored, &report), BR_E_MISMATCH);
+    ck_assert_int_gt(report.n_differ, 0);
+    br_report_free(&report);
+}
+END_TEST
+
+START_TEST(prompts_alone_can_be_scored) {
+    char a[256], b[256];
+    path_of(a, "p1.h5");
+    path_of(b, "p2.h5");
+    expect_equal(score(prompts_path, a, 64, 1, NULL), score(prompts_path, b, 1000, 2, NULL), "prompt log-probs in other packs");
+    rollout_reader *reader;
+    rollout_seq seq;
+    CHECK_OK(rollout_open(a, &reader));
+    ck_assert_int_eq(rollout_seq_count(reader), PROMPTS);
+    rollout_seq_at(reader, 1, &seq);
+    ck_assert_uint_eq(seq.logprob[0], BR_UNSCORED);
+    for (int32_t t = 1; t < seq.n_tok; t++)
+        ck_assert_uint_ne(seq.logprob[t], BR_UNSCORED);
+    rollout_reader_close(reader);
+}
+END_TEST
+
+/* ---- kills --------------------------------------------------------------------------------------------------------------------- */
+
+static int64_t committed(const char *path) {
+    rollout_reader *reader;
+    if (rollout_open(path, &reader) != BR_OK)
+        return -1;
+    const int64_t n = rollout_seq_count(reader);
+    rollout_reader_close(reader);
+    return n;
+}
+
+static int kill_at_step(void *context, const char *what, int64_t done, int64_t total) {
+    int *left = context;
+    (void)what, (void)done, (void)total;
+    if (--*left == 0)
+        kill(getpid(), SIGKILL);
+    usleep(300); /* lets the writing thread come to different points */
+    return 0;
+}
+
+/* Runs the job in a child that kills itself at its n-th step; 1 when it finished before. */
+static int run_and_kill(const br_generate_options *options, int n) {
+    int status;
+    const pid_t child = fork();
+    ck_assert_int_ge(child, 0);
+    if (child == 0) {
+        br_report report;
+        const br_watch watch = {.call = kill_at_step, .context = &n};
+        _exit(br_job_generate(options, &watch, &report) == BR_OK ? 0 : 1);
+    }
+    ck_assert_int_eq(waitpid(child, &status, 0), child);
+    ck_assert(WIFSIGNALED(status) || WEXITSTATUS(status) == 0);
+    return WIFEXITED(status);
+}
+
+START_TEST(a_killed_run_resumes_exactly) {
+    char whole[256], cut[256];
+    path_of(whole, "whole.h5");
+    path_of(cut, "cut.h5");
+    const br_digest want = generate(whole, generate_options(whole));
+    br_generate_options options = generate_options(cut);
+    int finished = 0, n_partial = 0;
+    for (int n = 1; !finished; n++) {
+        ck_assert_int_lt(n, 1000);
+        unlink(cut);
+        options.resume = 0;
+        finished = run_and_kill(&options, n);
+        const int64_t before = committed(cut);
+        n_partial += before > 0 && before < SEQS;
+        options.resume = 1;
+        if (n % 3 == 0 && !finished)
+            run_and_kill(&options, 2); /* killed again while it resumes */
+        ck_assert_msg(committed(cut) >= before, "resuming lost committed sequences");
+        options.engine.max_seqs = 1 + n % 5;
+        expect_equal(want, generate(cut, options), "a killed and resumed run");
+    }
+    ck_assert_int_gt(n_partial, 3);
+}
+END_TEST
+
+START_TEST(resume_refuses_another_run) {
+    char path[256];
+    br_report report;
+    path_of(path, "other.h5");
+    br_generate_options options = generate_options(path);
+    generate(path, options);
+    options.resume = 1;
+    options.seed++;
+    CHECK_FAILS(br_job_generate(&options, NULL, &report), BR_E_MISMATCH);
+    br_report_free(&report);
+    ck_assert_int_eq(committed(path), SEQS);
+}
+END_TEST
+
+/* ---- failures ------------------------------------------------------------------------------------------------------------------ */
+
+START_TEST(every_allocation_of_a_run_may_fail) {
+    char path[256];
+    br_report report;
+    path_of(path, "alloc.h5");
+    br_generate_options options = generate_options(path);
+    br_status status = BR_E_NOMEM;
+    long n = 1;
+    for (; status != BR_OK; n++) {
+        ck_assert_int_lt(n, 100000);
+        br_mem_fail_nth(n);
+        status = br_job_generate(&options, NULL, &report);
+        br_mem_fail_nth(0);
+        ck_assert_msg(status == BR_OK || status == BR_E_NOMEM, "allocation %ld: %s: %s", n, br_status_name(status), br_last_error());
+        br_report_free(&report);
+    }
+    ck_assert_int_eq(committed(path), SEQS);
+}
+END_TEST
+
+START_TEST(refused_requests_are_listed_and_the_rest_completes) {
+    char path[256], prompts[256], scored[256];
+    br_report report;
+    path_of(path, "refused.h5");
+    path_of(scored, "refused-t.h5");
+    path_of(prompts, "refused.jsonl");
+    FILE *file = fopen(prompts, "w");
+    fprintf(file, "{\"prompt\": [1, 2, 3]}\n{\"prompt\": [1, 999]}\n{\"prompt\": [4], \"adapter\": \"nobody\"}\n{\"prompt\": [5], \"max_new\": 100000}\n{\"prompt\": [6, 7]}\n");
+    fclose(file);
+    br_generate_options options = generate_options(path);
+    options.prompts_path = prompts;
+    options.n_sample = 1;
+    CHECK_OK(br_job_generate(&options, NULL, &report));
+    ck_assert_int_eq(report.n_error, 3);
+    ck_assert_msg(strstr(report.text, "999") && strstr(report.text, "nobody") && strstr(report.text, "error: 3#0"), "%s", report.text);
+    ck_assert_int_eq(report.n_tok, 14);
+    br_report_free(&report);
+    br_score_options score_options = {.engine = rig_options(&pico), .in_path = path, .out_path = scored};
+    CHECK_OK(br_job_score(&score_options, NULL, &report));
+    ck_assert_int_eq(report.n_error, 3);
+    br_report_free(&report);
+    CHECK_OK(br_job_parity(path, scored, &report));
+    ck_assert_int_eq(report.n_compared, 14);
+    br_report_free(&report);
+}
+END_TEST
+
+/* ---- dump and verify ------------------------------------------------------------------------------------------------------------ */
+
+typedef struct lines {
+    char *text;
+    size_t used, room;
+    int n;
+} lines;
+
+static void keep_line(void *context, const char *line) {
+    lines *l = context;
+    const size_t n = strlen(line);
+    if (l->used + n + 2 > l->room) {
+        l->room = 2 * (l->used + n + 2);
+        l->text = realloc(l->text, l->room);
+        ck_assert_ptr_nonnull(l->text);
+    }
+    memcpy(l->text + l->used, line, n);
+    l->used += n;
+    l->text[l->used++] = '\n';
+    l->text[l->used] = 0;
+    l->n++;
+}
+
+static lines dump(const char *in, int through_engine, const char *override) {
+    br_report report;
+    lines l = {0};
+    br_dump_options options = {.engine = rig_options(&pico), .in_path = in, .through_engine = through_engine, .choices = 1, .seq = -1, .pos_min = -1,
+                               .pos_max = -1, .adapter_override = override};
+    options.engine.chunk_tokens = 11;
+    options.engine.max_seqs = 5;
+    options.engine.preempt_every = through_engine ? 6 : 0;
+    CHECK_OK(br_job_dump(&options, keep_line, &l, &report));
+    br_report_free(&report);
+    return l;
+}
+
+START_TEST(both_forwards_show_the_same_stages) {
+    char rollout[256];
+    path_of(rollout, "d.h5");
+    generate(rollout, generate_options(rollout));
+    const char *const input[] = {rollout, prompts_path};
+    for (int i = 0; i < 2; i++) {
+        lines scored = dump(input[i], 0, NULL), rolled = dump(input[i], 1, NULL), base = dump(input[i], 0, "base");
+        ck_assert_int_gt(scored.n, 1000);
+        ck_assert_str_eq(scored.text, rolled.text);
+        ck_assert_str_ne(scored.text, base.text);
+        ck_assert_ptr_nonnull(strstr(scored.text, "index_topk"));
+        ck_assert_ptr_nonnull(strstr(scored.text, " logprob "));
+        free(scored.text);
+        free(rolled.text);
+        free(base.text);
+    }
+}
+END_TEST
+
+START_TEST(verify_draws_again) {
+    char rollout[256];
+    br_report report;
+    path_of(rollout, "v.h5");
+    br_generate_options options = generate_options(rollout);
+    options.sampling.entropy = 1;
+    options.sampling.top_p = 0.9;
+    options.sampling.min_p = 0.01f;
+    generate(rollout, options);
+    br_verify_options verify = {.engine = rig_options(&pico), .path = rollout, .n_recompute = SEQS};
+    CHECK_OK(br_job_verify(&verify, NULL, &report));
+    ck_assert_int_eq(report.n_tok, SEQS * 7);
+    ck_assert_int_eq(report.n_compared, SEQS * 7 * 4);
+    br_report_free(&report);
+    br_adapter_source swapped[2] = {{.name = "a", .dir = pico.adapter_dir[1]}, {.name = "b", .dir = pico.adapter_dir[0]}};
+    verify.engine.adapter = swapped;
+    CHECK_FAILS(br_job_verify(&verify, NULL, &report), BR_E_MISMATCH);
+    br_report_free(&report);
+}
+END_TEST
+
+Suite *test_jobs_suite(void) {
+    Suite *suite = suite_create("jobs");
+    TCase *tcase = tcase_create("files");
+    tcase_set_timeout(tcase, 300);
+    tcase_add_unchecked_fixture(tcase, make_inputs, NULL);
+    tcase_add_test(tcase, rollout_score_parity);
+    tcase_add_test(tcase, prompts_alone_can_be_scored);
+    tcase_add_test(tcase, a_killed_run_resumes_exactly);
+    tcase_add_test(tcase, resume_refuses_another_run);
+    tcase_add_test(tcase, every_allocation_of_a_run_may_fail);
+    tcase_add_test(tcase, refused_requests_are_listed_and_the_rest_completes);
+    tcase_add_test(tcase, both_forwards_show_the_same_stages);
+    tcase_add_test(tcase, verify_draws_again);
+    suite_add_tcase(suite, tcase);
+    return suite;
+}
