@@ -41,6 +41,7 @@
 #define BI_ROUTE_SUM_EPS 1e-20f
 /* N-HEAD */
 #define BI_HEAD_BLOCK 128
+#define BI_HEAD_Z_MAX 0x1p118f   /* |z| is cut here: finite logits never overflow in x / T or in their spread */
 #define BI_HEAD_RANK_CUT 1024   /* ranks cut the vocabulary at multiples of this */
 /* N-SAMPLE */
 #define BI_SAMPLE_WEIGHT_BITS 40
@@ -66,7 +67,7 @@
     X(BI_ATT_CLASSES) X(BI_ATT_CLASS_SHIFT) X(BI_ATT_BLOCK)                                                             \
     X(BI_IDX_AMAX_MIN) X(BI_IDX_E4M3_MAX) X(BI_IDX_CHAINS)                                                              \
     X(BI_ROUTE_SUM_EPS)                                                                                                 \
-    X(BI_HEAD_BLOCK) X(BI_HEAD_RANK_CUT)                                                                                \
+    X(BI_HEAD_BLOCK) X(BI_HEAD_Z_MAX) X(BI_HEAD_RANK_CUT)                                                                   \
     X(BI_SAMPLE_WEIGHT_BITS) X(BI_SAMPLE_P_BITS)                                                                        \
     X(BI_PHILOX_ROUNDS) X(BI_PHILOX_MUL0) X(BI_PHILOX_MUL1) X(BI_PHILOX_WEYL0) X(BI_PHILOX_WEYL1)                       \
     X(BI_RNG_PURPOSES) X(BI_RNG_PURPOSE_SAMPLE)

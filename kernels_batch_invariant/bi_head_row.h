@@ -10,10 +10,9 @@
 #include "bi_fn.h"
 #include "bi_sum.h"
 
-/* The bound of |z|. x/T leaves binary32 when |x| >= 2^118 at T = 2^-10, and the spread of two finite logits can leave it as
+/* Why |z| is cut at BI_HEAD_Z_MAX: x/T leaves binary32 when |x| >= 2^118 at T = 2^-10, and the spread of two finite logits can leave it as
  * well: either would put Inf - Inf or 0 * Inf into a row whose logits passed their check. With this bound the largest step
  * of the merge is l_b <= 2^7 times a spread of 2^119. */
-#define BI_HEAD_Z_MAX 0x1p118f
 
 typedef struct bi_head_part {
     float max, sum, dot; /* m_b, l_b, d_b */

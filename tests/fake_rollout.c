@@ -8,8 +8,12 @@
 
 rollout_meta fake_meta(const char *producer, const char *stamp) {
     rollout_meta meta = {
-        .run_uid = {11, 12}, .weights_digest = {21, 22}, .contract_digest = {31, 32}, .config_digest = {41, 0x8000000000000000ull},
-        .has_entropy = 1, .n_top = FAKE_TOP,
+        .run_uid = {11, 12},
+        .weights_digest = {21, 22},
+        .contract_digest = {31, 32},
+        .config_digest = {41, 0x8000000000000000ull},
+        .has_entropy = 1,
+        .n_top = FAKE_TOP,
     };
     snprintf(meta.producer, sizeof meta.producer, "%s", producer);
     snprintf(meta.producer_stamp, sizeof meta.producer_stamp, "%s", stamp);
@@ -56,9 +60,22 @@ void fake_make(const rollout_meta *meta, int i, fake_seq *f) {
     memset(f, 0, sizeof *f);
     int32_t n_prompt = 1 + (int32_t)(seed % 20), n = n_prompt + 1 + (int32_t)(seed / 32 % 27);
     f->seq = (rollout_seq){
-        .prompt_index = (uint32_t)i / 2, .sample = (uint32_t)i % 2, .seed = seed, .adapter_digest = {seed ^ 5, seed ^ 6},
-        .temperature = 0.5f + (float)(i % 3), .min_p = 0.01f * (float)(i % 2), .top_p = 0.9, .top_k = i % 5, .max_new = 27, .min_new = i % 2,
-        .ignore_eos = i % 2, .n_stop = i % 3, .stop_token = {7, 8}, .prompt_len = n_prompt, .n_tok = n, .stop = (uint8_t)(i % 4),
+        .prompt_index = (uint32_t)i / 2,
+        .sample = (uint32_t)i % 2,
+        .seed = seed,
+        .adapter_digest = {seed ^ 5, seed ^ 6},
+        .temperature = 0.5f + (float)(i % 3),
+        .min_p = 0.01f * (float)(i % 2),
+        .top_p = 0.9,
+        .top_k = i % 5,
+        .max_new = 27,
+        .min_new = i % 2,
+        .ignore_eos = i % 2,
+        .n_stop = i % 3,
+        .stop_token = {7, 8},
+        .prompt_len = n_prompt,
+        .n_tok = n,
+        .stop = (uint8_t)(i % 4),
     };
     snprintf(f->seq.uid, sizeof f->seq.uid, "prompt-%d", i / 2);
     snprintf(f->seq.adapter, sizeof f->seq.adapter, "%s", i % 4 == 3 ? "math" : "base");
@@ -97,6 +114,28 @@ void fake_write(const char *path, const rollout_meta *meta, const int *order, in
         CHECK_OK(rollout_commit(w));
     }
     CHECK_OK(rollout_close(w));
+}
+
+const char *fake_path(const char *name) {
+    static char path[8][512];
+    char wanted[512];
+    int i = 0;
+    snprintf(wanted, sizeof wanted, "%s/%s", test_tmp_dir(), name);
+    while (path[i][0] && strcmp(path[i], wanted) != 0)
+        i++;
+    ck_assert_int_lt(i, 7);
+    strcpy(path[i], wanted);
+    return path[i];
+}
+
+br_status fake_replay(const char *path, ledger_result *out) {
+    rollout_reader *r;
+    memset(out, 0, sizeof *out);
+    out->first_seq = -1;
+    BR_TRY(rollout_open(path, &r));
+    br_status status = ledger_check(r, out);
+    rollout_reader_close(r);
+    return status;
 }
 
 static void expect_slots(const void *a, const void *b, size_t n, const char *what) {

@@ -2,6 +2,7 @@
 #ifndef FAKE_ROLLOUT_H
 #define FAKE_ROLLOUT_H
 
+#include "ledger.h"
 #include "rollout_file.h"
 
 enum { FAKE_TOK_MAX = 48, FAKE_TOP = 3 };
@@ -23,6 +24,10 @@ void fake_score(const rollout_meta *meta, fake_seq *f);
 void fake_seal(const rollout_meta *meta, fake_seq *f);
 /* Writes sequences order[0 .. n-1] (NULL: 0 .. n-1), a commit each, and closes. `score`: as a trainer. */
 void fake_write(const char *path, const rollout_meta *meta, const int *order, int n, int score);
+/* "name" in the folder of the test; the text stays. At most a few names a test. */
+const char *fake_path(const char *name);
+/* Opens and replays the ledger; the status of whichever refuses first. */
+br_status fake_replay(const char *path, ledger_result *out);
 /* Fails the running test when the two differ in any field or slot. */
 void fake_expect_equal(const rollout_meta *meta, const rollout_seq *a, const rollout_seq *b);
 

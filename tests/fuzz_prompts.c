@@ -1,5 +1,5 @@
-/* libFuzzer target: any bytes as a prompts file. What is accepted must keep its promises: every range of prompts.h, every uid
- * once. */
+/* libFuzzer target: any bytes as a prompts file. What is accepted must keep its promises: every range of prompts.h, every
+ * uid once. */
 #include "br_config.h"
 #include "prompts.h"
 #include "sampling.h"

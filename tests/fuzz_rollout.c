@@ -1,7 +1,7 @@
-/* libFuzzer target: damaged rollout files. The input is a list of changes to a good file, made through HDF5 itself: bytes of a
- * dataset, another type, rank or size, a missing dataset or attribute, another text, a commit record with a valid check. So the
- * fuzzer spends its time in our checks and not in HDF5's own parser, which is not ours to mend. What the reader accepts must be
- * safe to walk, to replay and to compare. */
+/* libFuzzer target: damaged rollout files. The input is a list of changes to a good file, made through HDF5 itself: bytes of
+ * a dataset, another type, rank or size, a missing dataset or attribute, another text, a commit record with a valid check.
+ * So the fuzzer spends its time in our checks and not in HDF5's own parser, which is not ours to mend. What the reader
+ * accepts must be safe to walk, to replay and to compare. */
 #include "br_file.h"
 #include "ledger.h"
 #include "logprob_digest.h"
@@ -18,13 +18,18 @@ int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static const char *const dataset[] = {
-    "/commit", "/seq/offset", "/seq/chain", "/seq/uid", "/seq/prompt_index", "/seq/sample", "/seq/seed", "/seq/adapter_name",
-    "/seq/adapter_digest", "/seq/temperature", "/seq/top_p", "/seq/n_stop", "/seq/stop_token", "/seq/ignore_eos", "/seq/prompt_len",
-    "/seq/status", "/seq/stop", "/seq/error_code", "/seq/part_digest", "/seq/receipt", "/tokens/id", "/tokens/mask",
-    "/tokens/logprob", "/tokens/logprob_raw", "/tokens/entropy", "/tokens/top_id", "/tokens/top_logprob",
+    "/commit",          "/seq/offset",       "/seq/chain",
+    "/seq/uid",         "/seq/prompt_index", "/seq/sample",
+    "/seq/seed",        "/seq/adapter_name", "/seq/adapter_digest",
+    "/seq/temperature", "/seq/top_p",        "/seq/n_stop",
+    "/seq/stop_token",  "/seq/ignore_eos",   "/seq/prompt_len",
+    "/seq/status",      "/seq/stop",         "/seq/error_code",
+    "/seq/part_digest", "/seq/receipt",      "/tokens/id",
+    "/tokens/mask",     "/tokens/logprob",   "/tokens/logprob_raw",
+    "/tokens/entropy",  "/tokens/top_id",    "/tokens/top_logprob",
 };
-static const char *const attribute[] = {"format", "format_version", "producer", "producer_stamp", "run_uid", "base_digest", "n_seq_closed",
-                                        "meta_digest", "logprob_kind"};
+static const char *const attribute[] = {"format",      "format_version", "producer",    "producer_stamp", "run_uid",
+                                        "base_digest", "n_seq_closed",   "meta_digest", "logprob_kind"};
 enum { N_DATASET = sizeof dataset / sizeof dataset[0], N_ATTRIBUTE = sizeof attribute / sizeof attribute[0] };
 
 static char good_path[64], path[64];
@@ -49,9 +54,21 @@ static void write_good(void) {
     rollout_writer *w;
     BR_ASSERT(rollout_create(good_path, &meta, &w) == BR_OK);
     for (uint32_t i = 0; i < 3; i++) {
-        rollout_seq seq = {.uid = "u", .adapter = "base", .sample = i, .temperature = 1, .top_p = 1, .prompt_len = 2, .n_tok = 5,
-                           .token = token, .logprob = bits, .logprob_raw = bits, .logprob_kept = bits, .entropy = bits, .mask = mask,
-                           .top_token = top, .top_logprob = bits};
+        rollout_seq seq = {.uid = "u",
+                           .adapter = "base",
+                           .sample = i,
+                           .temperature = 1,
+                           .top_p = 1,
+                           .prompt_len = 2,
+                           .n_tok = 5,
+                           .token = token,
+                           .logprob = bits,
+                           .logprob_raw = bits,
+                           .logprob_kept = bits,
+                           .entropy = bits,
+                           .mask = mask,
+                           .top_token = top,
+                           .top_logprob = bits};
         for (int k = 0; k < BR_STOP_MAX; k++)
             seq.stop_token[k] = -1;
         BR_ASSERT(receipt_make(&meta, &seq) == BR_OK && rollout_append(w, &seq) == BR_OK);
@@ -80,7 +97,8 @@ static void change_bytes(hid_t file, input *in) {
     hid_t type = H5Dget_type(set), space = H5Dget_space(set);
     size_t n = (size_t)H5Sget_simple_extent_npoints(space) * H5Tget_size(type);
     size_t at = (size_t)take(in, 2), n_new = (size_t)take(in, 1) % 17;
-    if (n <= sizeof bytes && H5Tget_class(type) != H5T_VLEN && H5Dread(set, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, bytes) >= 0) {
+    if (n <= sizeof bytes && H5Tget_class(type) != H5T_VLEN &&
+        H5Dread(set, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, bytes) >= 0) {
         for (size_t i = 0; i < n_new && n > 0; i++)
             bytes[(at + i) % n] = (unsigned char)take(in, 1);
         H5Dwrite(set, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, bytes);
@@ -91,7 +109,8 @@ static void change_bytes(hid_t file, input *in) {
 }
 
 static hid_t some_type(uint64_t choice) {
-    const hid_t plain[] = {H5T_STD_U8LE, H5T_STD_I32LE, H5T_STD_U32LE, H5T_STD_I64LE, H5T_STD_U64LE, H5T_IEEE_F32LE, H5T_IEEE_F64LE, H5T_STD_I32BE};
+    const hid_t plain[] = {H5T_STD_U8LE,  H5T_STD_I32LE,  H5T_STD_U32LE,  H5T_STD_I64LE,
+                           H5T_STD_U64LE, H5T_IEEE_F32LE, H5T_IEEE_F64LE, H5T_STD_I32BE};
     if (choice % 10 == 8)
         return H5Tvlen_create(H5T_STD_I32LE);
     hid_t type = H5Tcopy(choice % 10 == 9 ? H5T_C_S1 : plain[choice % 8]);
@@ -108,7 +127,8 @@ static void replace_dataset(hid_t file, input *in) {
     for (int i = 0; i < 3; i++)
         size[i] = take(in, 1) == 255 ? 1ull << (20 + take(in, 1) % 30) : take(in, 1) % 32;
     H5Ldelete(file, name, H5P_DEFAULT);
-    hid_t space = H5Screate_simple(rank, size, NULL), set = H5Dcreate2(file, name, type, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
+    hid_t space = H5Screate_simple(rank, size, NULL),
+          set = H5Dcreate2(file, name, type, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
     if (set >= 0)
         H5Dclose(set);
     H5Sclose(space);

@@ -20,7 +20,8 @@ static size_t bytes_of(hid_t set, hid_t type) {
 }
 
 /* Calls `edit` with the bytes of the dataset and writes them back when it says so. */
-static void with_dataset(const char *path, const char *dataset, int write_back, void (*edit)(unsigned char *, size_t, void *), void *context) {
+static void with_dataset(const char *path, const char *dataset, int write_back,
+                         void (*edit)(unsigned char *, size_t, void *), void *context) {
     hid_t file = open_file(path), set = H5Dopen2(file, dataset, H5P_DEFAULT);
     ck_assert_msg(set >= 0, "no %s", dataset);
     hid_t type = H5Dget_type(set);
@@ -84,7 +85,8 @@ void h5_edit_flip(const char *path, const char *dataset, size_t byte, int bit) {
     with_dataset(path, dataset, 1, flip_bit, &f);
 }
 
-static void with_attribute(const char *path, const char *name, int write_back, void (*edit)(unsigned char *, size_t, void *), void *context) {
+static void with_attribute(const char *path, const char *name, int write_back, void (*edit)(unsigned char *, size_t, void *),
+                           void *context) {
     hid_t file = open_file(path), attribute = H5Aopen(file, name, H5P_DEFAULT), type = H5Aget_type(attribute);
     size_t n = H5Tget_size(type);
     unsigned char *bytes = calloc(n + 1, 1);
@@ -133,8 +135,12 @@ void h5_edit_unlink(const char *path, const char *dataset) {
 static hid_t type_of(const char *name) {
     if (strcmp(name, "vlen") == 0)
         return H5Tvlen_create(H5T_STD_I32LE);
-    return H5Tcopy(strcmp(name, "i32") == 0 ? H5T_STD_I32LE : strcmp(name, "i64") == 0 ? H5T_STD_I64LE : strcmp(name, "u64") == 0 ? H5T_STD_U64LE
-                   : strcmp(name, "f64") == 0 ? H5T_IEEE_F64LE : strcmp(name, "f32be") == 0 ? H5T_IEEE_F32BE : H5T_STD_U8LE);
+    return H5Tcopy(strcmp(name, "i32") == 0     ? H5T_STD_I32LE
+                   : strcmp(name, "i64") == 0   ? H5T_STD_I64LE
+                   : strcmp(name, "u64") == 0   ? H5T_STD_U64LE
+                   : strcmp(name, "f64") == 0   ? H5T_IEEE_F64LE
+                   : strcmp(name, "f32be") == 0 ? H5T_IEEE_F32BE
+                                                : H5T_STD_U8LE);
 }
 
 void h5_edit_replace(const char *path, const char *dataset, const char *type_name, int rank, const uint64_t *size) {

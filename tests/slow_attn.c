@@ -1,7 +1,8 @@
 /* Literal loops of N-ATT and N-IDX; see slow_attn.h. */
 #include "slow_attn.h"
-#include "bi_fn.h"
+#include "bi_bits.h"
 #include "slow_block.h"
+#include "slow_fn.h"
 
 enum { CLASSES = 8, BLOCK = 64, CHAIN_K = 2048, HEADS = 64, POSITIONS = 4096 };
 
@@ -37,10 +38,10 @@ static void join_block(const slow_attn *a, class_state *c, const int32_t *positi
     for (int i = 0; i < n; i++)
         m = s[i] > m ? s[i] : m;
     for (int i = 0; i < n; i++) {
-        e[i] = bi_exp(s[i] - m);
+        e[i] = slow_exp(s[i] - m);
         weight[i] = bi_round(e[i]);
     }
-    float f = c->n ? bi_exp(c->m - m) : 0.0f;
+    float f = c->n ? slow_exp(c->m - m) : 0.0f;
     c->l = c->n ? fmaf(c->l, f, fold64(e)) : fold64(e);
     for (int d = 0; d < a->d_kv_latent; d++) {
         bi_bf16 column[BLOCK] = {0};
@@ -62,11 +63,11 @@ static void merge(const slow_attn *a, const class_state *c, bi_bf16 *z) {
         }
     }
     for (int i = 0; i < CLASSES; i++)
-        sum = c[i].n ? fmaf(c[i].l, bi_exp(c[i].m - top), sum) : sum;
+        sum = c[i].n ? fmaf(c[i].l, slow_exp(c[i].m - top), sum) : sum;
     for (int d = 0; d < a->d_kv_latent; d++) {
         float o = 0.0f;
         for (int i = 0; i < CLASSES; i++)
-            o = c[i].n ? fmaf(c[i].acc[d], bi_exp(c[i].m - top), o) : o;
+            o = c[i].n ? fmaf(c[i].acc[d], slow_exp(c[i].m - top), o) : o;
         z[d] = bi_round(o * (1.0f / sum));
     }
 }
@@ -105,20 +106,20 @@ int slow_attn_row(const slow_attn *a, bi_bf16 *z) {
 }
 
 /* The non-negative e4m3 numbers in order; the index is the code. */
-static float e4m3_number(int code) {
+float slow_e4m3_number(int code) {
     int field = code >> 3, fraction = code & 7;
     return field ? ldexpf((float)(8 + fraction), field - 10) : ldexpf((float)fraction, -9);
 }
 
-static float nearest_e4m3(float x) {
-    float magnitude = x < 0 ? -x : x;
+int slow_e4m3_code(float magnitude) {
     int best = 0;
     for (int code = 1; code < 127; code++) {
-        double here = fabs((double)e4m3_number(code) - magnitude), before = fabs((double)e4m3_number(best) - magnitude);
+        double here = fabs((double)slow_e4m3_number(code) - (double)magnitude);
+        double before = fabs((double)slow_e4m3_number(best) - (double)magnitude);
         if (here < before || (here == before && code % 2 == 0))
             best = code;
     }
-    return x < 0 ? -e4m3_number(best) : e4m3_number(best);
+    return best;
 }
 
 void slow_index_quantise(const bi_bf16 *x, int d, float *value, float *scale) {
@@ -129,8 +130,10 @@ void slow_index_quantise(const bi_bf16 *x, int d, float *value, float *scale) {
     while (ldexp(448.0, power) < (double)amax)
         power++;
     *scale = ldexpf(1.0f, power);
-    for (int i = 0; i < d; i++)
-        value[i] = nearest_e4m3(bi_widen(x[i]) / *scale);
+    for (int i = 0; i < d; i++) {
+        float scaled = bi_widen(x[i]) / *scale, size = slow_e4m3_number(slow_e4m3_code(fabsf(scaled)));
+        value[i] = scaled < 0 ? -size : size;
+    }
 }
 
 /* The e4m3 numbers of x / *scale as bf16. */

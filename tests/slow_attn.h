@@ -1,7 +1,7 @@
 /* slow_attn: the literal forms of N-ATT and N-IDX that the oracle must equal, one row at a time.
  *
- * Layer: tests. Written from the clauses alone and shares nothing with the oracle but the functions of N-FN, which have
- * their own tests. Plain arrays in position order, no cache, no packing, no panels. */
+ * Layer: tests. Written from the clauses alone, with the functions of slow_fn; shares nothing with the oracle but the bf16
+ * conversions of bi_bits.h, which have their own tests. Plain arrays in position order, no cache, no packing, no panels. */
 #ifndef SLOW_ATTN_H
 #define SLOW_ATTN_H
 
@@ -20,6 +20,10 @@ typedef struct slow_attn {
 
 /* z (n_head, d_kv_latent). Returns 1 when some score is not finite. */
 int slow_attn_row(const slow_attn *a, bi_bf16 *z);
+
+/* The non-negative e4m3 numbers in rising order, code 0..126; and the code nearest to a magnitude, a tie to the even one. */
+float slow_e4m3_number(int code);
+int slow_e4m3_code(float magnitude);
 
 /* value[i]: the e4m3 number of x[i] / *scale. Every x finite. */
 void slow_index_quantise(const bi_bf16 *x, int d, float *value, float *scale);

@@ -169,7 +169,7 @@ static float accumulator(int family, uint64_t r, const uint16_t *a, const uint16
     case 10: return draw_float(r, 110, 30);
     case 12: return draw_float(r, 140, 20);
     case 13: return r >> 40 & 1 ? 0.0f : draw_float(r, 0, 3);
-    case 14: return r >> 40 & 3 ? draw_float(r, 0, 4) : 0.0f;
+    case 14: return r >> 40 & 3 ? draw_float(r, 0, 1) : 0.0f;
     case 15: return r >> 40 & 7 ? 0.0f : draw_float(r, 0, 2);
     case 16: return r >> 40 & 7 ? draw_float(r, 120, 10) : slow_widen(draw_special(r >> 44));
     case 17: return r >> 40 & 1 ? 0.0f : draw_float(r, 22, 4);

@@ -1,7 +1,8 @@
 /* N-HEAD, N-SAMPLE and N-RNG word for word, and inputs for them; see slow_head.h. */
 #include "slow_head.h"
 
-#include "bi_fn.h"
+#include "bi_bits.h"
+#include "slow_fn.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -44,7 +45,7 @@ slow_softmax slow_softmax_of(const float *x, int n, float temperature) {
                 m[b] = slow_z(x[first + i], temperature);
         for (int i = 0; i < count; i++) {
             float below = slow_z(x[first + i], temperature) - m[b];
-            e[i] = bi_exp(below);
+            e[i] = slow_exp(below);
             product[i] = e[i] * below;
         }
         l[b] = slow_sum128(e, count);
@@ -54,13 +55,13 @@ slow_softmax slow_softmax_of(const float *x, int n, float temperature) {
     }
     float sum = 0.0f, dot = 0.0f;
     for (int b = 0; b < n_block; b++) {
-        float shift = m[b] - max, w = bi_exp(shift);
+        float shift = m[b] - max, w = slow_exp(shift);
         sum = fmaf(l[b], w, sum);
         dot = fmaf(fmaf(l[b], shift, d[b]), w, dot);
     }
     free(m), free(l), free(d);
     float ratio = dot / sum;
-    slow_softmax out = {max, bi_log(sum), bi_log(sum) - ratio};
+    slow_softmax out = {max, slow_log(sum), slow_log(sum) - ratio};
     return out;
 }
 
@@ -137,7 +138,7 @@ typedef struct slow_row {
 
 static uint64_t weight(const slow_row *row, int i) {
     float below = row->z[i] - row->max;
-    return row->kept[i] ? (uint64_t)(bi_exp(below) * 0x1p40f) : 0;
+    return row->kept[i] ? (uint64_t)(slow_exp(below) * 0x1p40f) : 0;
 }
 
 static uint64_t weight_sum(const slow_row *row) {
@@ -161,7 +162,7 @@ static void apply_top_p(slow_row *row, uint64_t top_p) {
 }
 
 static void apply_filters(slow_row *row, const bi_sampling *set) {
-    float threshold = set->min_p > 0.0f ? row->max + bi_log(set->min_p) : 0.0f;
+    float threshold = set->min_p > 0.0f ? row->max + slow_log(set->min_p) : 0.0f;
     for (int i = 0; i < row->n; i++)
         row->kept[i] = !(set->min_p > 0.0f) || row->z[i] >= threshold;
     int n_kept = 0;
@@ -193,12 +194,12 @@ static void choose(slow_row *row, const bi_sampling *set, uint64_t u, int forced
     apply_filters(row, set);
     out->token = forced >= 0 ? forced : draw(row, u);
     float below = row->z[out->token] - row->max;
-    out->logprob_kept = row->kept[out->token] ? below - bi_log((float)weight_sum(row) * 0x1p-40f) : -INFINITY;
+    out->logprob_kept = row->kept[out->token] ? below - slow_log((float)weight_sum(row) * 0x1p-40f) : -INFINITY;
 }
 
 void slow_sample(const float *x, int n, const bi_sampling *set, uint64_t u, int forced, slow_sampled *out) {
     slow_row row = {
-        .n = n, .z = malloc(sizeof(float) * (size_t)n), .order = malloc(sizeof(int) * (size_t)n), .kept = malloc((size_t)n)};
+        .n = n, .z = malloc(sizeof(float) * (size_t)n), .order = malloc(sizeof(int) * (size_t)n), .kept = calloc((size_t)n, 1)};
     for (int i = 0; i < n; i++) {
         row.z[i] = slow_z(x[i], set->temperature);
         row.order[i] = i;

@@ -1,5 +1,5 @@
 /* slow_head: N-HEAD and N-SAMPLE as literal loops over one row, written from the clauses alone. Shares nothing with the
- * oracle but the settings struct and the elementary functions of numeric/bi_fn.h, which have their own tests. */
+ * oracle but the settings struct; the functions of N-FN are those of slow_fn. */
 #ifndef SLOW_HEAD_H
 #define SLOW_HEAD_H
 

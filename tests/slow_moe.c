@@ -1,8 +1,9 @@
 /* The router and the experts word for word; see slow_moe.h. */
 #include "slow_moe.h"
 
-#include "bi_fn.h"
+#include "bi_bits.h"
 #include "slow_block.h"
+#include "slow_fn.h"
 
 void slow_map_apply(const slow_map *map, const bi_bf16 *x, float *y) {
     bi_bf16 t[SLOW_MOE_WIDTH_MAX];
@@ -19,12 +20,12 @@ void slow_map_apply(const slow_map *map, const bi_bf16 *x, float *y) {
 
 static bi_bf16 act_of(const bi_act *act, float g, float u) {
     if (!act->situ) {
-        float product = bi_silu(g) * u;
+        float product = slow_silu(g) * u;
         return bi_round(product);
     }
     float g_scaled = g / act->beta, u_scaled = u / act->linear_beta;
-    float bent = bi_tanh(g_scaled) * bi_sigmoid(g);
-    float gate = act->beta * bent, up = act->linear_beta * bi_tanh(u_scaled);
+    float bent = slow_tanh(g_scaled) * slow_sigmoid(g);
+    float gate = act->beta * bent, up = act->linear_beta * slow_tanh(u_scaled);
     float product = gate * up;
     return bi_round(product);
 }
@@ -56,7 +57,7 @@ void slow_route(const float *logit, const float *bias, int n_expert, int topk, i
     float s[BR_EXPERT_MAX], rank[BR_EXPERT_MAX];
     char taken[BR_EXPERT_MAX] = {0};
     for (int e = 0; e < n_expert; e++) {
-        s[e] = bi_sigmoid(logit[e]);
+        s[e] = slow_sigmoid(logit[e]);
         rank[e] = s[e] + bias[e];
     }
     for (int i = 0; i < topk; i++) {

@@ -1,5 +1,5 @@
 /* slow_moe: N-ROUTE, N-MOE, N-ACT and N-LORA as literal loops over one row, written from the clauses alone. Shares nothing
- * with the oracle but the elementary functions of numeric/bi_fn.h and the chain of tests/slow_block.h. */
+ * with the oracle but the bf16 conversions of bi_bits.h; functions and chain are those of slow_fn and slow_block. */
 #ifndef SLOW_MOE_H
 #define SLOW_MOE_H
 

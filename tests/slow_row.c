@@ -1,7 +1,7 @@
 /* Literal forms of the row-wise ops; see slow_row.h. */
 #include "slow_row.h"
 
-#include "bi_fn.h"
+#include "slow_fn.h"
 
 #include <math.h>
 #include <string.h>
@@ -47,7 +47,7 @@ float slow_inverse_sqrt(int32_t d) {
 }
 
 /* SUM(n): element j joins partial j mod 256 by fma with x[j] * y[j]; then partials h apart are added, h = 128 .. 1. */
-static float sum_of_products(const float *x, const float *y, int32_t n) {
+float slow_sum_of_products(const float *x, const float *y, int32_t n) {
     float p[256];
     for (int i = 0; i < 256; i++)
         p[i] = 0.0f;
@@ -59,7 +59,7 @@ static float sum_of_products(const float *x, const float *y, int32_t n) {
     return p[0];
 }
 
-static float sum_of_values(const float *x, int32_t n) {
+float slow_sum_of_values(const float *x, int32_t n) {
     float p[256];
     for (int i = 0; i < 256; i++)
         p[i] = 0.0f;
@@ -98,7 +98,7 @@ void slow_rmsnorm(const bi_norm_args *a) {
     for (int32_t t = 0; t < a->n_row; t++) {
         float x[BR_D_MODEL_MAX];
         widen_row(x, a->x + t * a->x_ld, a->d);
-        float sum = sum_of_products(x, x, a->d);
+        float sum = slow_sum_of_products(x, x, a->d);
         report(&a->fault, t, sum);
         float rstd = rstd_of(sum, a->d, a->eps);
         for (int32_t i = 0; i < a->d; i++) {
@@ -113,10 +113,10 @@ void slow_layernorm(const bi_norm_args *a) {
     for (int32_t t = 0; t < a->n_row; t++) {
         float x[BR_D_MODEL_MAX];
         widen_row(x, a->x + t * a->x_ld, a->d);
-        float mean = sum_of_values(x, a->d) / (float)a->d;
+        float mean = slow_sum_of_values(x, a->d) / (float)a->d;
         for (int32_t i = 0; i < a->d; i++)
             x[i] = x[i] - mean;
-        float sum = sum_of_products(x, x, a->d);
+        float sum = slow_sum_of_products(x, x, a->d);
         report(&a->fault, t, sum);
         float rstd = rstd_of(sum, a->d, a->eps);
         for (int32_t i = 0; i < a->d; i++) {
@@ -143,7 +143,7 @@ static void conv_channel(const bi_conv_args *a, const bi_seg *seg, bi_bf16 *hist
         float c = 0.0f;
         for (int tap = 0; tap < 4; tap++)
             c = fmaf(w[tap], conv_input(a, seg, history, seg->pos + t - 3 + tap, chan), c);
-        a->y[(seg->row + t) * a->y_ld + chan] = slow_round(c * bi_sigmoid(c));
+        a->y[(seg->row + t) * a->y_ld + chan] = slow_round(c * slow_sigmoid(c));
     }
     float last[3];
     for (int i = 0; i < 3; i++)
@@ -164,14 +164,14 @@ void slow_conv(const bi_conv_args *a) {
 void slow_kda_gate(const bi_kda_gate_args *a) {
     for (int32_t t = 0; t < a->n_row; t++)
         for (int32_t h = 0; h < a->n_head; h++) {
-            a->beta[t * a->n_head + h] = bi_sigmoid(widen(a->b[t * a->n_head + h]));
+            a->beta[t * a->n_head + h] = slow_sigmoid(widen(a->b[t * a->n_head + h]));
             for (int32_t i = 0; i < a->d; i++) {
                 int32_t at = (t * a->n_head + h) * a->d + i;
                 float yv = widen(a->f[at]) + a->dt_bias[h * a->d + i];
-                float rate = bi_exp(a->a_log[h]);
-                float bounded = a->lower_bound * bi_sigmoid(rate * yv);
-                float unbounded = -(rate * bi_softplus(yv));
-                a->a[at] = bi_exp(a->bounded ? bounded : unbounded);
+                float rate = slow_exp(a->a_log[h]);
+                float bounded = a->lower_bound * slow_sigmoid(rate * yv);
+                float unbounded = -(rate * slow_softplus(yv));
+                a->a[at] = slow_exp(a->bounded ? bounded : unbounded);
             }
         }
 }
@@ -205,7 +205,7 @@ static void kda_operands(const bi_kda_args *a, int32_t row, int32_t h, kda_token
     token->a = a->a + (row * a->n_head + h) * d;
     widen_row(token->k, a->k + at, d);
     widen_row(token->q, a->q + at, d);
-    float k_sum = sum_of_products(token->k, token->k, d), q_sum = sum_of_products(token->q, token->q, d);
+    float k_sum = slow_sum_of_products(token->k, token->k, d), q_sum = slow_sum_of_products(token->q, token->q, d);
     report(&a->fault, row, k_sum);
     report(&a->fault, row, q_sum);
     float k_norm = sqrtf(k_sum + 1e-6f), q_norm = sqrtf(q_sum + 1e-6f), scale = slow_inverse_sqrt(d);
@@ -218,7 +218,7 @@ static void kda_operands(const bi_kda_args *a, int32_t row, int32_t h, kda_token
 }
 
 static void kda_step(const bi_kda_args *a, int32_t row, int32_t h, float *state) {
-    kda_token token;
+    kda_token token = {0};
     int32_t d = a->d;
     kda_operands(a, row, h, &token);
     for (int32_t j = 0; j < d; j++) {
@@ -251,13 +251,13 @@ void slow_kda_norm(const bi_kda_norm_args *a) {
     for (int32_t t = 0; t < a->n_row; t++)
         for (int32_t h = 0; h < a->n_head; h++) {
             int32_t at = (t * a->n_head + h) * a->d;
-            float sum = sum_of_products(a->o + at, a->o + at, a->d);
+            float sum = slow_sum_of_products(a->o + at, a->o + at, a->d);
             report(&a->fault, t, sum);
             float rstd = rstd_of(sum, a->d, a->eps);
             for (int32_t i = 0; i < a->d; i++) {
                 float scaled = a->o[at + i] * rstd;
                 float weighted = scaled * a->w[i];
-                float gated = weighted * bi_sigmoid(widen(a->gate[at + i]));
+                float gated = weighted * slow_sigmoid(widen(a->gate[at + i]));
                 a->y[at + i] = slow_round(gated);
             }
         }
@@ -269,12 +269,12 @@ void slow_glu(const bi_glu_args *a) {
             float g = a->g[t * a->ld + i], u = a->u[t * a->ld + i], beta = a->act.beta, linear_beta = a->act.linear_beta;
             float out;
             if (a->act.situ) {
-                float bent = bi_tanh(g / beta) * bi_sigmoid(g);
+                float bent = slow_tanh(g / beta) * slow_sigmoid(g);
                 float gate = beta * bent;
-                float up = linear_beta * bi_tanh(u / linear_beta);
+                float up = linear_beta * slow_tanh(u / linear_beta);
                 out = gate * up;
             } else {
-                float gate = bi_silu(g);
+                float gate = slow_silu(g);
                 out = gate * u;
             }
             a->y[t * a->d + i] = slow_round(out);
@@ -287,9 +287,9 @@ void slow_attnres(const bi_attnres_args *a) {
         int n = a->n_bank + 1;
         for (int i = 0; i < n; i++) {
             widen_row(v[i], (i < a->n_bank ? a->bank[i] : a->p) + t * a->d, a->d);
-            float sum = sum_of_products(v[i], v[i], a->d);
+            float sum = slow_sum_of_products(v[i], v[i], a->d);
             report(&a->fault, t, sum);
-            float weighted = sum_of_products(v[i], a->w, a->d);
+            float weighted = slow_sum_of_products(v[i], a->w, a->d);
             s[i] = weighted * rstd_of(sum, a->d, a->eps);
         }
         float max = s[0];
@@ -298,7 +298,7 @@ void slow_attnres(const bi_attnres_args *a) {
                 max = s[i];
         float e[BR_BANK_MAX + 1], total = 0.0f;
         for (int i = 0; i < n; i++) {
-            e[i] = bi_exp(s[i] - max);
+            e[i] = slow_exp(s[i] - max);
             total = total + e[i];
         }
         for (int32_t j = 0; j < a->d; j++) {

@@ -215,6 +215,68 @@ START_TEST(every_allocation_of_a_run_may_fail) {
 }
 END_TEST
 
+typedef struct lines {
+    char *text;
+    size_t used, room;
+    int n;
+} lines;
+
+static void keep_line(void *context, const char *line) {
+    lines *l = context;
+    const size_t n = strlen(line);
+    if (l->used + n + 2 > l->room) {
+        l->room = 2 * (l->used + n + 2);
+        l->text = realloc(l->text, l->room);
+        ck_assert_ptr_nonnull(l->text);
+    }
+    memcpy(l->text + l->used, line, n);
+    l->used += n;
+    l->text[l->used++] = '\n';
+    l->text[l->used] = 0;
+    l->n++;
+}
+
+static br_status run_job(int job, const char *rollout, const char *out, br_report *report) {
+    const br_engine_options engine = rig_options(&pico);
+    const br_score_options score_options = {.engine = engine, .in_path = rollout, .out_path = out};
+    const br_verify_options verify_options = {.engine = engine, .path = rollout, .n_recompute = 2};
+    const br_dump_options dump_options = {.engine = engine, .in_path = rollout, .through_engine = job == 3, .seq = 0, .pos_min = -1, .pos_max = -1};
+    lines ignored = {0};
+    br_status status;
+    switch (job) {
+    case 0: return br_job_score(&score_options, NULL, report);
+    case 1: return br_job_verify(&verify_options, NULL, report);
+    case 2:
+    case 3:
+        status = br_job_dump(&dump_options, keep_line, &ignored, report);
+        free(ignored.text);
+        return status;
+    default: return br_job_parity(rollout, out, report);
+    }
+}
+
+/* score, verify, dump, dump through the engine, parity */
+START_TEST(every_allocation_of_a_job_may_fail) {
+    char rollout[256], out[256];
+    br_report report;
+    path_of(rollout, "ra.h5");
+    path_of(out, "ta.h5");
+    generate(rollout, generate_options(rollout));
+    score(rollout, out, 64, 1, NULL);
+    br_status status = BR_E_NOMEM;
+    long n = 1;
+    for (; status != BR_OK; n++) {
+        ck_assert_int_lt(n, 100000);
+        br_mem_fail_nth(n);
+        status = run_job(_i, rollout, out, &report);
+        br_mem_fail_nth(0);
+        ck_assert_msg(status == BR_OK || status == BR_E_NOMEM, "job %d, allocation %ld: %s: %s", _i, n, br_status_name(status), br_last_error());
+        br_report_free(&report);
+    }
+    ck_assert_int_gt(n, 3);
+}
+END_TEST
+
 START_TEST(refused_requests_are_listed_and_the_rest_completes) {
     char path[256], prompts[256], scored[256];
     br_report report;
@@ -243,27 +305,6 @@ START_TEST(refused_requests_are_listed_and_the_rest_completes) {
 END_TEST
 
 /* ---- dump and verify ------------------------------------------------------------------------------------------------------------ */
-
-typedef struct lines {
-    char *text;
-    size_t used, room;
-    int n;
-} lines;
-
-static void keep_line(void *context, const char *line) {
-    lines *l = context;
-    const size_t n = strlen(line);
-    if (l->used + n + 2 > l->room) {
-        l->room = 2 * (l->used + n + 2);
-        l->text = realloc(l->text, l->room);
-        ck_assert_ptr_nonnull(l->text);
-    }
-    memcpy(l->text + l->used, line, n);
-    l->used += n;
-    l->text[l->used++] = '\n';
-    l->text[l->used] = 0;
-    l->n++;
-}
 
 static lines dump(const char *in, int through_engine, const char *override) {
     br_report report;
@@ -328,6 +369,7 @@ Suite *test_jobs_suite(void) {
     tcase_add_test(tcase, a_killed_run_resumes_exactly);
     tcase_add_test(tcase, resume_refuses_another_run);
     tcase_add_test(tcase, every_allocation_of_a_run_may_fail);
+    tcase_add_loop_test(tcase, every_allocation_of_a_job_may_fail, 0, 5);
     tcase_add_test(tcase, refused_requests_are_listed_and_the_rest_completes);
     tcase_add_test(tcase, both_forwards_show_the_same_stages);
     tcase_add_test(tcase, verify_draws_again);

@@ -7,6 +7,7 @@
 #include "slow_block.h"
 #include "test_support.h"
 
+#include <math.h>
 #include <string.h>
 
 /* ---- block and chain -------------------------------------------------------------------------------------------------- */
@@ -100,7 +101,7 @@ static void chain_fill(const struct chain_form *form, int family, uint64_t seed,
         }
         for (int r = 0; r < n_row; r++) {
             slow_family(family, test_mix(seed + (uint64_t)(r * LANES + l)), 16, other, other, &c);
-            chain.begin[r][l] = chain.acc[r][l] = c;
+            chain.begin[r][l] = chain.acc[r][l] = r % 3 == 2 ? 0.0f : c; /* +0: where chains begin */
         }
     }
 }
@@ -506,8 +507,9 @@ START_TEST(linear_refuses_bad_shapes) {
     args = good, args.w = map;
     map[1].n_out = 39;
     CHECK_FAILS(rig.backend.op->linear(rig.backend.ctx, &args), BR_E_SHAPE);
-    map[0].n_in = map[1].n_in = 1041;
+    map[0].n_in = map[1].n_in = 1041, map[1].n_out = 40, args.lora.slot = NULL;
     CHECK_FAILS(rig.backend.op->linear(rig.backend.ctx, &args), BR_E_SHAPE);
+    ck_assert(strstr(br_last_error(), "1041") && strstr(br_last_error(), "1 to 1040"));
     p.row_slot[3] = 0;
     p.slot[1].a.n_in = 65;
     CHECK_FAILS(rig.backend.op->linear(rig.backend.ctx, &good), BR_E_SHAPE);
@@ -556,9 +558,17 @@ START_TEST(constants_are_rounded_once) {
         check_constant(bi_const_lora_s(16, n, 1), 16, n);
         ck_assert(bi_const_lora_s(7, n, 0) == 7.0f / (float)n);
     }
-    /* 1 + 2^-24 + 2^-52 is above the middle of two floats by less than binary64 shows after a division by 3. */
-    ck_assert(bi_const_lora_s(3 * (1 + 0x1p-24) + 0x1p-51, 3, 0) == 1 + 0x1p-23f);
+    /* Exactly in the middle of two floats: the even one. */
     ck_assert(bi_const_lora_s(3 * (1 + 0x1p-24), 3, 0) == 1.0f && bi_const_lora_s(3 * (1 + 0x3p-24), 3, 0) == 1 + 0x1p-22f);
+    /* alpha nearest to middle * sqrt n: the quotient is closer to the middle than binary64 can tell. alpha^2 = p + rest. */
+    for (int i = 0; i < 2000; i++) {
+        int n = 2 + i % 61;
+        double middle = 1 + (2 * (double)(test_mix((uint64_t)i) % 8388608) + 1) * 0x1p-24, alpha = middle * sqrt(n);
+        double p = alpha * alpha, rest = fma(alpha, alpha, -p);
+        long double above = (long double)p - (long double)middle * middle * n + rest;
+        float got = bi_const_lora_s(alpha, n, 1);
+        ck_assert_msg(above == 0 || (got > middle) == (above > 0), "%a / sqrt %d gives %a", alpha, n, (double)got);
+    }
 }
 END_TEST
 

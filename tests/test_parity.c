@@ -109,8 +109,9 @@ START_TEST(one_bit_is_found_and_located) {
     double d = (double)-0x1.000002p-1 - (double)-0x1p-1, n = (double)report.n_compared;
     ck_assert(report.k1 == -d / n);
     ck_assert(fabs(report.k3 - (exp(d) - 1 - d) / n) < 1e-16 && report.k3 > 0);
-    ck_assert_msg(strstr(br_last_error(), "uid 'prompt-1', sample 1") && strstr(br_last_error(), "bf000000 against bf000001"), "%s",
-                  br_last_error());
+    ck_assert_msg(strstr(br_last_error(), "uid 'prompt-1', sample 1") &&
+                      strstr(br_last_error(), "bf000000 against bf000001"),
+                  "%s", br_last_error());
     ck_assert_msg(strstr(report.text, "ulp 1 ") != NULL, "%s", report.text);
     br_report_free(&report);
     CHECK_FAILS(br_job_parity(path_b, path_a, &report), BR_E_MISMATCH);
@@ -259,8 +260,11 @@ START_TEST(zeros_and_infinities_are_compared_as_bits) {
     char kept[512];
     write_pair();
     snprintf(kept, sizeof kept, "%s", path_b);
-    const struct { planter a, b; br_status status; } given[] = {
-        {minus_zero, plus_zero, BR_E_MISMATCH}, {minus_infinity, minus_infinity, BR_OK}, {minus_infinity, plus_zero, BR_E_MISMATCH},
+    const struct { planter a, b; br_status status;
+    } given[] = {
+        {minus_zero, plus_zero, BR_E_MISMATCH},
+        {minus_infinity, minus_infinity, BR_OK},
+        {minus_infinity, plus_zero, BR_E_MISMATCH},
     };
     for (size_t k = 0; k < sizeof given / sizeof given[0]; k++) {
         snprintf(path_b, sizeof path_b, "%s", path_a);
@@ -269,6 +273,7 @@ START_TEST(zeros_and_infinities_are_compared_as_bits) {
         write_planted(&b, NULL, N_SEQ, 2, given[k].b);
         CHECK_FAILS(br_job_parity(path_a, path_b, &report), given[k].status);
         ck_assert_int_eq(report.n_differ, given[k].status != BR_OK);
+        ck_assert_int_eq(report.first_seq, given[k].status != BR_OK ? 2 : -1);
         ck_assert(!isnan(report.k1) && !isnan(report.k3));
         ck_assert(k != 2 || (isinf(report.k3) && isinf(report.k1)));
         br_report_free(&report);

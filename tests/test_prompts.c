@@ -1,4 +1,5 @@
-/* Prompts: what a line may say, what it may not, and that the refusal names the line. Sampling settings as the engine checks them. */
+/* Prompts: what a line may say, what it may not, and that the refusal names the line. Sampling settings as the engine checks
+ * them. */
 #include "br_file.h"
 #include "br_mem.h"
 #include "prompts.h"
@@ -41,23 +42,33 @@ END_TEST
 
 START_TEST(a_full_line_sets_everything) {
     prompts *p;
-    const prompt_line *l = one("{\"prompt\":[7],\"uid\":\"q \\u00e4/1\",\"adapter\":\"math\",\"n\":8,\"seed\":9223372036854775807,\"temperature\":0.1,"
-                               "\"top_k\":40,\"top_p\":0.95,\"min_p\":0.1,\"max_new\":5,\"min_new\":2,\"stop\":[3,4],\"ignore_eos\":true}", &p);
+    const prompt_line *l =
+        one("{\"prompt\":[7],\"uid\":\"q \\u00e4/1\","
+            "\"adapter\":\"math\",\"n\":8,\"seed\":9223372036854775807,\"temperature\":0.1,"
+            "\"top_k\":40,\"top_p\":0.95,\"min_p\":0.1,\"max_new\":5,\"min_new\":2,\"stop\":[3,4],\"ignore_eos\":true}",
+            &p);
     ck_assert_str_eq(l->uid, "q \xc3\xa4/1");
     ck_assert_str_eq(l->adapter, "math");
     ck_assert_int_eq(l->has, PROMPT_HAS_N | PROMPT_HAS_SEED);
     ck_assert_int_eq(l->n_sample, 8);
     ck_assert_uint_eq(l->seed, INT64_MAX);
     ck_assert(l->sampling.temperature == 0.1f && l->sampling.min_p == 0.1f && l->sampling.top_p == 0.95);
-    ck_assert(l->sampling.top_k == 40 && l->sampling.max_new == 5 && l->sampling.min_new == 2 && l->sampling.ignore_eos == 1);
+    ck_assert(l->sampling.top_k == 40 && l->sampling.max_new == 5 && l->sampling.min_new == 2 &&
+              l->sampling.ignore_eos == 1);
     ck_assert(l->sampling.n_stop == 2 && l->sampling.stop[0] == 3 && l->sampling.stop[1] == 4 && l->sampling.stop[2] == 0);
     prompts_close(p);
 }
 END_TEST
 
 START_TEST(seeds_cover_64_bits) {
-    static const struct { const char *text; uint64_t seed; } given[] = {
-        {"0", 0}, {"17", 17}, {"\"0\"", 0}, {"\"18446744073709551615\"", UINT64_MAX}, {"\"9223372036854775808\"", 1ull << 63}, {"\"007\"", 7},
+    static const struct { const char *text; uint64_t seed;
+    } given[] = {
+        {"0", 0},
+        {"17", 17},
+        {"\"0\"", 0},
+        {"\"18446744073709551615\"", UINT64_MAX},
+        {"\"9223372036854775808\"", 1ull << 63},
+        {"\"007\"", 7},
     };
     char line[128];
     prompts *p;
@@ -72,7 +83,8 @@ END_TEST
 
 START_TEST(small_things_mean_what_they_say) {
     prompts *p;
-    const prompt_line *l = one("{\"prompt\": [1], \"adapter\": \"base\", \"uid\": null, \"stop\": [], \"temperature\": -0.0, \"min_p\": -0.0}", &p);
+    const prompt_line *l = one(
+        "{\"prompt\": [1], \"adapter\": \"base\", \"uid\": null, \"stop\": [], \"temperature\": -0.0, \"min_p\": -0.0}", &p);
     ck_assert_ptr_null(l->adapter);
     ck_assert_str_eq(l->uid, "0");
     ck_assert_int_eq(l->sampling.n_stop, 0);
@@ -109,7 +121,8 @@ START_TEST(many_lines_keep_their_places) {
     char *text = malloc(N * LINE);
     size_t n = 0;
     for (int i = 0; i < N; i++)
-        n += (size_t)snprintf(text + n, LINE, "{\"prompt\": [%d, %d], \"uid\": \"u%d\", \"adapter\": \"a%d\"}\n", i, i + 1, i, i % 7);
+        n += (size_t)snprintf(text + n, LINE, "{\"prompt\": [%d, %d], \"uid\": \"u%d\", \"adapter\": \"a%d\"}\n", i, i + 1,
+                              i, i % 7);
     CHECK_OK(parse(text, &p));
     ck_assert_int_eq(prompts_count(p), N);
     for (int i = 0; i < N; i++) {
@@ -125,7 +138,8 @@ START_TEST(many_lines_keep_their_places) {
 END_TEST
 
 START_TEST(what_a_line_may_not_say) {
-    static const struct { const char *text, *said; } given[] = {
+    static const struct { const char *text, *said;
+    } given[] = {
         {"", "0 prompts"},
         {"\n \n", "0 prompts"},
         {"{\"prompt\": [1]}\n{\"prompt\": [1]", "line 2"},
@@ -147,7 +161,8 @@ START_TEST(what_a_line_may_not_say) {
         {"{\"prompt\": [1], \"uid\": \"a\\u0000b\"}", "line 1"},
         {"{\"prompt\": [1], \"uid\": \"\x80\"}", "line 1"},
         {"{\"prompt\": [1], \"adapter\": \"\"}", "adapter of 0 bytes"},
-        {"{\"prompt\": [1], \"adapter\": \"0123456789012345678901234567890123456789012345678901234567890123\"}", "adapter of 64 bytes"},
+        {"{\"prompt\": [1], \"adapter\": \"0123456789012345678901234567890123456789012345678901234567890123\"}",
+         "adapter of 64 bytes"},
         {"{\"prompt\": [1], \"n\": 0}", "n: expected an integer 1"},
         {"{\"prompt\": [1], \"n\": 16777217}", "n: expected an integer 1"},
         {"{\"prompt\": [1], \"seed\": -1}", "seed: expected"},
@@ -184,8 +199,8 @@ START_TEST(what_a_line_may_not_say) {
         prompts *p;
         ck_assert_msg(parse(given[i].text, &p) == BR_E_FORMAT, "case %zu: %s", i, given[i].text);
         ck_assert_ptr_null(p);
-        ck_assert_msg(strstr(br_last_error(), given[i].said) && strstr(br_last_error(), "file.jsonl"), "case %zu: %s: %s", i, given[i].text,
-                      br_last_error());
+        ck_assert_msg(strstr(br_last_error(), given[i].said) && strstr(br_last_error(), "file.jsonl"), "case %zu: %s: %s", i,
+                      given[i].text, br_last_error());
     }
 }
 END_TEST
@@ -236,7 +251,7 @@ START_TEST(memory_that_runs_out_is_a_status) {
 }
 END_TEST
 
-/* ---- settings ------------------------------------------------------------------------------------------------------------ */
+/* ---- settings --------------------------------------------------------------------------------------------------------- */
 
 START_TEST(settings_have_ranges) {
     br_sampling s = br_sampling_default();

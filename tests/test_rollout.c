@@ -1,5 +1,5 @@
-/* Rollout files: what goes in comes out, what was committed survives every kill and every failing write, and no file, however
- * damaged, is taken for more than it holds. */
+/* Rollout files: what goes in comes out, what was committed survives every kill and every failing write, and no file,
+ * however damaged, is taken for more than it holds. */
 #include "br_file.h"
 #include "br_mem.h"
 #include "fake_rollout.h"
@@ -18,7 +18,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* ---- a disk that can be made to fail: the file driver of HDF5 writes through pwrite, which the linker resolves to this one ---- */
+/* ---- a disk that can be made to fail: our file driver's pwrite is resolved to the one below ------------------------------- */
 
 typedef enum disk_fault { DISK_FINE, DISK_KILL, DISK_TEAR, DISK_FULL_ONCE, DISK_FULL } disk_fault;
 
@@ -39,11 +39,14 @@ static ssize_t faulty_write(int fd, const void *bytes, size_t n, off_t at) {
     return syscall(SYS_pwrite64, fd, bytes, n, at);
 }
 
-ssize_t pwrite(int fd, const void *bytes, size_t n, off_t at) {
+/* Visible, so that a library beside the program finds them as well. */
+#define HOOK __attribute__((visibility("default")))
+
+HOOK ssize_t pwrite(int fd, const void *bytes, size_t n, off_t at) {
     return faulty_write(fd, bytes, n, at);
 }
 
-ssize_t pwrite64(int fd, const void *bytes, size_t n, off_t at) {
+HOOK ssize_t pwrite64(int fd, const void *bytes, size_t n, off_t at) {
     return faulty_write(fd, bytes, n, at);
 }
 
@@ -57,12 +60,12 @@ static int counted_sync(void) {
     return sync_errno ? -1 : 0;
 }
 
-int fdatasync(int fd) {
+HOOK int fdatasync(int fd) {
     (void)fd;
     return counted_sync();
 }
 
-int fsync(int fd) {
+HOOK int fsync(int fd) {
     (void)fd;
     return counted_sync();
 }
@@ -71,19 +74,6 @@ static void disk_fails(disk_fault kind, long at) {
     fault_kind = kind;
     fault_at = at;
     n_write = 0;
-}
-
-/* One of a few fixed names, so that no path moves under a test that asks twice. */
-static const char *path_of(const char *name) {
-    static char path[8][512];
-    char wanted[512];
-    int i = 0;
-    snprintf(wanted, sizeof wanted, "%s/%s", test_tmp_dir(), name);
-    while (path[i][0] && strcmp(path[i], wanted) != 0)
-        i++;
-    ck_assert_int_lt(i, 7);
-    strcpy(path[i], wanted);
-    return path[i];
 }
 
 static int expect_prefix(const char *path, const rollout_meta *meta) {
@@ -110,7 +100,7 @@ static br_digest digest_of(const char *path) {
     return d;
 }
 
-/* ---- contents ------------------------------------------------------------------------------------------------------------ */
+/* ---- contents --------------------------------------------------------------------------------------------------------- */
 
 START_TEST(what_goes_in_comes_out) {
     for (int optional = 0; optional < 2; optional++) {
@@ -118,7 +108,7 @@ START_TEST(what_goes_in_comes_out) {
         rollout_reader *r;
         if (!optional)
             meta.has_entropy = meta.n_top = 0;
-        const char *path = path_of("a.h5");
+        const char *path = fake_path("a.h5");
         fake_write(path, &meta, NULL, 20, 0);
         ck_assert_int_eq(expect_prefix(path, &meta), 20);
         CHECK_OK(rollout_open(path, &r));
@@ -127,8 +117,10 @@ START_TEST(what_goes_in_comes_out) {
         ck_assert_str_eq(read->producer_stamp, "generate/oracle/1");
         ck_assert_str_eq(read->backend, "oracle");
         ck_assert_str_eq(read->engine_build, BR_VERSION_TEXT);
-        ck_assert(br_digest_equal(read->run_uid, meta.run_uid) && br_digest_equal(read->weights_digest, meta.weights_digest));
-        ck_assert(br_digest_equal(read->contract_digest, meta.contract_digest) && br_digest_equal(read->config_digest, meta.config_digest));
+        ck_assert(br_digest_equal(read->run_uid, meta.run_uid) &&
+                  br_digest_equal(read->weights_digest, meta.weights_digest));
+        ck_assert(br_digest_equal(read->contract_digest, meta.contract_digest) &&
+                  br_digest_equal(read->config_digest, meta.config_digest));
         ck_assert_int_eq(read->has_entropy, meta.has_entropy);
         ck_assert_int_eq(read->n_top, meta.n_top);
         ck_assert_int_eq(read->n_seq_closed, 20);
@@ -141,7 +133,7 @@ START_TEST(a_longer_run_spans_chunks) {
     rollout_meta meta = fake_meta("rollout", "s");
     rollout_writer *w;
     fake_seq f;
-    const char *path = path_of("long.h5");
+    const char *path = fake_path("long.h5");
     int n = 600; /* sequence columns have chunks of 256 rows */
     CHECK_OK(rollout_create(path, &meta, &w));
     for (int i = 0; i < n; i++) {
@@ -160,7 +152,7 @@ START_TEST(an_empty_run_is_a_file) {
     rollout_writer *w;
     ledger_result ledger;
     rollout_reader *r;
-    const char *path = path_of("empty.h5");
+    const char *path = fake_path("empty.h5");
     CHECK_OK(rollout_create(path, &meta, &w));
     ck_assert_int_eq(expect_prefix(path, &meta), 0);
     CHECK_OK(rollout_close(w));
@@ -174,7 +166,7 @@ END_TEST
 START_TEST(equal_runs_give_equal_bytes) {
     rollout_meta meta = fake_meta("rollout", "s");
     br_map a, b;
-    const char *path_a = path_of("a.h5"), *path_b = path_of("b.h5");
+    const char *path_a = fake_path("a.h5"), *path_b = fake_path("b.h5");
     fake_write(path_a, &meta, NULL, 10, 0);
     fake_write(path_b, &meta, NULL, 10, 0);
     CHECK_OK(br_file_map(path_a, &a));
@@ -200,10 +192,10 @@ START_TEST(leftovers_of_the_caller_do_not_enter) {
     memset(f.seq.adapter + strlen(f.seq.adapter) + 1, 0x55, 20);
     for (int k = f.seq.n_stop; k < BR_STOP_MAX; k++)
         f.seq.stop_token[k] = 123;
-    CHECK_OK(rollout_create(path_of("a.h5"), &meta, &w));
+    CHECK_OK(rollout_create(fake_path("a.h5"), &meta, &w));
     CHECK_OK(rollout_append(w, &f.seq));
     CHECK_OK(rollout_close(w));
-    CHECK_OK(rollout_open(path_of("a.h5"), &r));
+    CHECK_OK(rollout_open(fake_path("a.h5"), &r));
     rollout_seq_at(r, 0, &seq);
     fake_expect_equal(&meta, &clean.seq, &seq);
     rollout_reader_close(r);
@@ -214,7 +206,7 @@ START_TEST(append_refuses_what_is_out_of_range) {
     rollout_meta meta = fake_meta("rollout", "s");
     rollout_writer *w;
     fake_seq f;
-    CHECK_OK(rollout_create(path_of("a.h5"), &meta, &w));
+    CHECK_OK(rollout_create(fake_path("a.h5"), &meta, &w));
 #define REFUSED(change)                                     \
     do {                                                    \
         fake_make(&meta, 3, &f);                            \
@@ -242,9 +234,9 @@ START_TEST(append_refuses_what_is_out_of_range) {
     fake_make(&meta, 0, &f);
     CHECK_OK(rollout_append(w, &f.seq));
     CHECK_OK(rollout_close(w));
-    ck_assert_int_eq(expect_prefix(path_of("a.h5"), &meta), 1);
+    ck_assert_int_eq(expect_prefix(fake_path("a.h5"), &meta), 1);
     meta.n_top = BR_TOP_LOGPROBS_MAX + 1;
-    CHECK_FAILS(rollout_create(path_of("b.h5"), &meta, &w), BR_E_ARG);
+    CHECK_FAILS(rollout_create(fake_path("b.h5"), &meta, &w), BR_E_ARG);
 }
 END_TEST
 
@@ -252,7 +244,7 @@ START_TEST(only_commits_are_visible) {
     rollout_meta meta = fake_meta("rollout", "s");
     rollout_writer *w;
     fake_seq f;
-    const char *path = path_of("a.h5");
+    const char *path = fake_path("a.h5");
     CHECK_OK(rollout_create(path, &meta, &w));
     for (int i = 0; i < 3; i++) {
         fake_make(&meta, i, &f);
@@ -273,22 +265,22 @@ START_TEST(a_sealed_thread_may_write) {
     rollout_meta meta = fake_meta("rollout", "s");
     rollout_writer *w;
     fake_seq f;
-    CHECK_OK(rollout_create(path_of("a.h5"), &meta, &w));
+    CHECK_OK(rollout_create(fake_path("a.h5"), &meta, &w));
     fake_make(&meta, 0, &f);
     br_mem_seal("test");
     CHECK_OK(rollout_append(w, &f.seq));
     CHECK_OK(rollout_commit(w));
     CHECK_OK(rollout_close(w));
     br_mem_unseal();
-    ck_assert_int_eq(expect_prefix(path_of("a.h5"), &meta), 1);
+    ck_assert_int_eq(expect_prefix(fake_path("a.h5"), &meta), 1);
 }
 END_TEST
 
 /* 32 bytes that straddle two pages could be cut by a kill; then no commit at all would be left. */
 START_TEST(the_commit_record_lies_in_one_page) {
     rollout_meta meta = fake_meta("rollout", "s");
-    fake_write(path_of("a.h5"), &meta, NULL, 1, 0);
-    hid_t file = H5Fopen(path_of("a.h5"), H5F_ACC_RDONLY, H5P_DEFAULT), set = H5Dopen2(file, "/commit", H5P_DEFAULT);
+    fake_write(fake_path("a.h5"), &meta, NULL, 1, 0);
+    hid_t file = H5Fopen(fake_path("a.h5"), H5F_ACC_RDONLY, H5P_DEFAULT), set = H5Dopen2(file, "/commit", H5P_DEFAULT);
     haddr_t at = H5Dget_offset(set);
     ck_assert_uint_eq(at / 4096, (at + 31) / 4096);
     H5Dclose(set);
@@ -300,7 +292,7 @@ START_TEST(memory_that_runs_out_is_a_status) {
     rollout_meta meta = fake_meta("rollout", "s");
     rollout_writer *w;
     rollout_reader *r;
-    const char *path = path_of("a.h5");
+    const char *path = fake_path("a.h5");
     fake_write(path, &meta, NULL, 3, 0);
     br_status status = BR_E_NOMEM;
     int n = 0;
@@ -314,8 +306,9 @@ START_TEST(memory_that_runs_out_is_a_status) {
     for (n = 0, status = BR_E_NOMEM; status != BR_OK; n++) {
         br_mem_fail_nth(n + 1);
         status = rollout_resume(path, &meta, &w);
-        ck_assert_msg(status == BR_OK || (status == BR_E_NOMEM && !w), "%d: %s: %s", n, br_status_name(status), br_last_error());
-        ck_assert(!br_file_exists(path_of("a.h5.part")));
+        ck_assert_msg(status == BR_OK || (status == BR_E_NOMEM && !w), "%d: %s: %s", n, br_status_name(status),
+                      br_last_error());
+        ck_assert(!br_file_exists(fake_path("a.h5.part")));
     }
     ck_assert_int_gt(n, 20);
     br_mem_fail_nth(0);
@@ -324,7 +317,7 @@ START_TEST(memory_that_runs_out_is_a_status) {
 }
 END_TEST
 
-/* ---- kills and full disks ------------------------------------------------------------------------------------------------ */
+/* ---- kills and full disks --------------------------------------------------------------------------------------------- */
 
 enum { KILL_SEQ = 5 };
 
@@ -395,11 +388,11 @@ static long at_every_write(disk_fault kind, long step) {
     rollout_meta meta = fake_meta("rollout", "first");
     int wait_status, n_hit = 0;
     long at = 1;
-    const char *whole = path_of("whole.h5");
+    const char *whole = fake_path("whole.h5");
     fake_write(whole, &meta, NULL, KILL_SEQ, 0);
     br_digest digest = digest_of(whole);
     for (;; at += step) {
-        const char *path = path_of("killed.h5");
+        const char *path = fake_path("killed.h5");
         unlink(path);
         int n_acked = write_in_child(path, &meta, kind, at, &wait_status);
         int killed = WIFSIGNALED(wait_status) && WTERMSIG(wait_status) == SIGKILL;
@@ -445,7 +438,7 @@ START_TEST(a_size_limit_is_an_error_not_a_loss) {
         fake_seq f;
         signal(SIGXFSZ, SIG_IGN);
         setrlimit(RLIMIT_FSIZE, &limit);
-        br_status status = rollout_create(path_of("../limit.h5"), &meta, &w);
+        br_status status = rollout_create(fake_path("../limit.h5"), &meta, &w);
         int i = 0;
         for (; status == BR_OK && i < 5000; i++) {
             fake_make(&meta, i, &f);
@@ -467,7 +460,7 @@ START_TEST(a_commit_is_synced_before_and_after_its_record) {
     rollout_meta meta = fake_meta("rollout", "s");
     rollout_writer *w;
     fake_seq f;
-    const char *path = path_of("a.h5");
+    const char *path = fake_path("a.h5");
     CHECK_OK(rollout_create(path, &meta, &w));
     fake_make(&meta, 0, &f);
     CHECK_OK(rollout_append(w, &f.seq));
@@ -492,7 +485,7 @@ START_TEST(a_kill_between_commits_resumes_in_any_order) {
     fake_seq f;
     rollout_writer *w;
     int order[4] = {3, 0, 2, 1}, whole[4] = {0, 1, 2, 3};
-    const char *path = path_of("a.h5"), *path_whole = path_of("b.h5");
+    const char *path = fake_path("a.h5"), *path_whole = fake_path("b.h5");
     fake_write(path_whole, &meta, whole, 4, 0);
     CHECK_OK(rollout_create(path, &meta, &w));
     for (int k = 0; k < 4; k++) {
@@ -510,7 +503,7 @@ END_TEST
 START_TEST(resume_refuses_another_run) {
     rollout_meta meta = fake_meta("rollout", "s"), other;
     rollout_writer *w;
-    const char *path = path_of("a.h5");
+    const char *path = fake_path("a.h5");
     fake_write(path, &meta, NULL, 2, 0);
 #define OTHER(change)                                                \
     do {                                                             \
@@ -526,14 +519,14 @@ START_TEST(resume_refuses_another_run) {
     OTHER(other.has_entropy = 0);
     OTHER(other.n_top = 1);
     OTHER(strcpy(other.producer, "trainer"));
-    CHECK_FAILS(rollout_resume(path_of("none.h5"), &meta, &w), BR_E_NOT_FOUND);
+    CHECK_FAILS(rollout_resume(fake_path("none.h5"), &meta, &w), BR_E_NOT_FOUND);
     ck_assert_int_eq(expect_prefix(path, &meta), 2);
 }
 END_TEST
 
 START_TEST(create_keeps_the_old_file_until_the_new_is_readable) {
     rollout_meta meta = fake_meta("rollout", "s");
-    const char *path = path_of("a.h5");
+    const char *path = fake_path("a.h5");
     int wait_status;
     fake_write(path, &meta, NULL, 2, 0);
     pid_t child = fork();

@@ -1,5 +1,6 @@
 /* Random schedules of the whole engine: random sizes, arrivals, preemption, aborts; the tokens and bits must be the reference's,
  * and those of an aborted request a beginning of it. A failing seed is printed; BITROLL_TEST_SEED=seed runs it first. */
+#include "engine_parts.h"
 #include "engine_rig.h"
 #include "test_support.h"
 
@@ -123,11 +124,50 @@ START_TEST(random_schedules) {
 }
 END_TEST
 
+/* The checks above must be able to fail: a live KDA state that is another sequence's, and a page that was not written. */
+static int differs_when_broken(const rig_model *m, const request_set *set, int break_page) {
+    br_engine *engine;
+    int32_t n, done = 0, step = 0;
+    uint64_t id;
+    int n_differ = 0;
+    br_engine_options options = rig_options(m);
+    const br_request request = rig_br_request(&set->request[0]);
+    options.max_seqs = 1;
+    CHECK_OK(br_engine_open(&options, &engine));
+    CHECK_OK(br_submit(engine, &request, &id));
+    while (!done) {
+        br_token token[4];
+        CHECK_OK(br_poll(engine, token, 4, &n, &done));
+        for (int32_t k = 0; k < n; k++)
+            n_differ += token[k].logprob != set->want[0].logprob[0][token[k].position];
+        if (++step == 2) {
+            const sched_plan *plan = engine->plan;
+            if (break_page)
+                memset(engine->pages + br_model_page_bytes(engine->loaded.model) * (size_t)plan->table[0], 0x11, br_model_page_bytes(engine->loaded.model));
+            else
+                memset(engine->states + br_model_state_bytes(engine->loaded.model) * (size_t)plan->state_index[0], 0x11, br_model_state_bytes(engine->loaded.model));
+        }
+    }
+    br_engine_close(engine);
+    return n_differ;
+}
+
+START_TEST(a_broken_cache_is_noticed) {
+    const rig_model *m = &model[_i];
+    request_set *set = rig_alloc(1, sizeof *set);
+    fill_set(m, 11, set);
+    ck_assert_int_gt(differs_when_broken(m, set, 0), 0);
+    ck_assert_int_gt(differs_when_broken(m, set, 1), 0);
+    free(set);
+}
+END_TEST
+
 Suite *test_schedules_suite(void) {
     Suite *suite = suite_create("schedules");
     TCase *tcase = tcase_create("random");
     tcase_set_timeout(tcase, test_is_long() ? 7200 : 900);
     tcase_add_unchecked_fixture(tcase, make_models, NULL);
+    tcase_add_loop_test(tcase, a_broken_cache_is_noticed, 0, ARCHS);
     tcase_add_loop_test(tcase, random_schedules, 0, ARCHS);
     suite_add_tcase(suite, tcase);
     return suite;

@@ -1,20 +1,25 @@
-/* The verb `parity`: two rollout files, bit for bit. Layer: engine. The comparison is stats/parity; here it becomes a report. */
+/* The verb `parity`: two rollout files, bit for bit. Layer: engine. The comparison is stats/parity; here it becomes a
+ * report. */
 #include "logprob_digest.h"
 #include "parity.h"
 #include "report.h"
 
 static br_status add_counts(br_report *report, const parity_result *p) {
-    BR_TRY(report_line(report, "sequences   %lld joined, %lld only in the first file, %lld only in the second, %lld twice, %lld with an error",
-                       (long long)p->n_joined, (long long)p->n_only_a, (long long)p->n_only_b, (long long)p->n_doubled, (long long)p->n_error));
-    BR_TRY(report_line(report, "differing   %lld in tokens or masks, %lld in adapter, %lld in settings", (long long)p->n_tokens_differ,
-                       (long long)p->n_adapter_differ, (long long)p->n_settings_differ));
-    BR_TRY(report_line(report, "log-probs   %lld compared, %lld differ, %lld NaN or missing; outside the mask %lld, %lld differ",
+    BR_TRY(report_line(report, "sequences   %lld joined, %lld only in the first file, %lld only in the second, %lld twice",
+                       (long long)p->n_joined, (long long)p->n_only_a, (long long)p->n_only_b, (long long)p->n_doubled));
+    BR_TRY(report_line(report, "errors      %lld sequences ended in error in either file", (long long)p->n_error));
+    BR_TRY(report_line(report, "differing   %lld in tokens or masks, %lld in adapter, %lld in settings",
+                       (long long)p->n_tokens_differ, (long long)p->n_adapter_differ, (long long)p->n_settings_differ));
+    BR_TRY(report_line(report,
+                       "log-probs   %lld compared, %lld differ, %lld NaN or missing; outside the mask %lld, %lld differ",
                        (long long)p->n_compared, (long long)p->n_differ, (long long)p->n_nan, (long long)p->n_other,
                        (long long)p->n_other_differ));
-    BR_TRY(report_line(report, "k1 %.17g  k3 %.17g  max |d| %.17g  max ulp %lld", p->k1, p->k3, p->max_abs, (long long)p->max_ulp));
+    BR_TRY(report_line(report, "k1 %.17g  k3 %.17g  max |d| %.17g  max ulp %lld", p->k1, p->k3, p->max_abs,
+                       (long long)p->max_ulp));
     if (p->first.seq >= 0)
-        BR_TRY(report_line(report, "first       sequence %lld (uid '%s', sample %u), position %lld: %08x against %08x", (long long)p->first.seq,
-                           p->first.uid, p->first.sample, (long long)p->first.pos, p->first.bits_a, p->first.bits_b));
+        BR_TRY(report_line(report, "first       sequence %lld (uid '%s', sample %u), position %lld: %08x against %08x",
+                           (long long)p->first.seq, p->first.uid, p->first.sample, (long long)p->first.pos, p->first.bits_a,
+                           p->first.bits_b));
     return BR_OK;
 }
 
@@ -25,7 +30,8 @@ static br_status add_histogram(br_report *report, const parity_result *p) {
         if (p->bucket[i] > 0 && first == last)
             BR_TRY(report_line(report, "ulp %-23lld %lld", (long long)first, (long long)p->bucket[i]));
         else if (p->bucket[i] > 0)
-            BR_TRY(report_line(report, "ulp %10lld..%-11lld %lld", (long long)first, (long long)last, (long long)p->bucket[i]));
+            BR_TRY(report_line(report, "ulp %10lld..%-11lld %lld", (long long)first, (long long)last,
+                               (long long)p->bucket[i]));
     }
     return BR_OK;
 }

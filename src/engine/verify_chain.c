@@ -19,9 +19,10 @@ static br_status add_lines(const rollout_reader *reader, const ledger_result *le
     const rollout_meta *meta = rollout_reader_meta(reader);
     char link[BR_DIGEST_TEXT_BYTES];
     br_digest_text(ledger->link, link);
-    BR_TRY(report_line(report, "chain       %lld sequences, %lld faults, last link %s", (long long)ledger->n_seq, (long long)ledger->n_fault, link));
+    BR_TRY(report_line(report, "chain       %lld sequences, %lld faults, last link %s", (long long)ledger->n_seq,
+                       (long long)ledger->n_fault, link));
     if (meta->n_seq_closed < 0)
-        BR_TRY(report_line(report, "unfinished  the writer was stopped before it closed the file: this is the committed part"));
+        BR_TRY(report_line(report, "unfinished  the writer was stopped before it closed: this is the committed part"));
     for (int32_t i = 0; i < ledger->n_line; i++)
         BR_TRY(report_line(report, "%s", ledger->line[i]));
     return BR_OK;

@@ -55,7 +55,7 @@ static br_status push_name(prompts *p, const char *name, size_t *at) {
     return push(&p->names, name, strlen(name) + 1, "the names of the prompts");
 }
 
-/* ---- the fields of a line ------------------------------------------------------------------------------------------------ */
+/* ---- the fields of a line --------------------------------------------------------------------------------------------- */
 
 static br_status refuse_unknown_keys(const line_parser *l, json_t *object) {
     static const char *const known[] = {"prompt", "uid",     "adapter", "n",       "seed", "temperature", "top_k",
@@ -106,7 +106,8 @@ static br_status take_ids(const line_parser *l, const char *key, const json_t *l
         const json_t *value = json_array_get(list, (size_t)i);
         json_int_t id = json_integer_value(value);
         if (!json_is_integer(value) || id < 0 || id >= BR_VOCAB_MAX)
-            return br_fail(BR_E_FORMAT, "%s: %s: entry %d: expected a token id 0 to %d", l->scope.what, key, i, BR_VOCAB_MAX - 1);
+            return br_fail(BR_E_FORMAT, "%s: %s: entry %d: expected a token id 0 to %d", l->scope.what, key, i,
+                           BR_VOCAB_MAX - 1);
         int32_t token = (int32_t)id;
         BR_TRY(push(to, &token, sizeof token, "the tokens of the prompts"));
     }
@@ -156,7 +157,8 @@ static br_status take_seed(line_parser *l) {
         seed = seed * 10 + digit;
     }
     if (!fits)
-        return br_fail(BR_E_FORMAT, "%s: seed: expected an integer 0 to 2^63 - 1, or text of decimal digits up to 2^64 - 1", l->scope.what);
+        return br_fail(BR_E_FORMAT, "%s: seed: expected an integer 0 to 2^63 - 1, or text of decimal digits up to 2^64 - 1",
+                       l->scope.what);
     l->e.line.seed = seed;
     return BR_OK;
 }
@@ -196,7 +198,8 @@ static br_status take_settings(line_parser *l) {
     return take_seed(l);
 }
 
-static br_status parse_line(prompts *p, const char *what, int64_t number, const char *text, size_t n, const br_sampling *defaults) {
+static br_status parse_line(prompts *p, const char *what, int64_t number, const char *text, size_t n,
+                            const br_sampling *defaults) {
     br_status status;
     json_t *object = NULL;
     line_parser l = {.p = p, .scope = {.what = what}, .e = {.number = number, .line.sampling = *defaults}};
@@ -214,7 +217,7 @@ exit:
     return status;
 }
 
-/* ---- the whole file ------------------------------------------------------------------------------------------------------ */
+/* ---- the whole file --------------------------------------------------------------------------------------------------- */
 
 static int is_blank(const char *text, size_t n) {
     for (size_t i = 0; i < n; i++)
@@ -261,8 +264,8 @@ static br_status refuse_doubled_uids(prompts *p, const char *what) {
     qsort(p->by_uid, (size_t)p->count, sizeof p->by_uid[0], by_uid_and_number);
     for (int64_t i = 1; i < p->count; i++)
         if (strcmp(p->by_uid[i - 1]->line.uid, p->by_uid[i]->line.uid) == 0)
-            return br_fail(BR_E_FORMAT, "%s: line %lld: uid '%.80s' is that of line %lld too", what, (long long)p->by_uid[i]->number,
-                           p->by_uid[i]->line.uid, (long long)p->by_uid[i - 1]->number);
+            return br_fail(BR_E_FORMAT, "%s: line %lld: uid '%.80s' is that of line %lld too", what,
+                           (long long)p->by_uid[i]->number, p->by_uid[i]->line.uid, (long long)p->by_uid[i - 1]->number);
     return BR_OK;
 }
 

@@ -1,11 +1,11 @@
 /* prompts: a JSONL file of token-id prompts. Layer: io; includes base. A parser of outside files (fuzzed).
  *
- * A line: {"prompt": [ids], "uid"?: text, "adapter"?: text, "n"?, "seed"?, "temperature"?, "top_k"?, "top_p"?, "min_p"?, "max_new"?,
- * "min_new"?, "stop"?: [ids], "ignore_eos"?: bool}. uid defaults to the line number (0-based) as text. "seed" is an integer up to
- * 2^63 - 1, or text of decimal digits up to 2^64 - 1. "adapter": "base" and none are the same. null counts as absent. Unknown or
- * doubled keys, a uid twice, empty prompts, ids < 0, numbers out of range, control characters in names are BR_E_FORMAT with the
- * line number (1-based, as editors count). Blank lines are skipped but counted. A file without a prompt is BR_E_FORMAT.
- * Whether a setting suits the sampler and the vocabulary is the engine's check. */
+ * A line: {"prompt": [ids], "uid"?: text, "adapter"?: text, "n"?, "seed"?, "temperature"?, "top_k"?, "top_p"?, "min_p"?,
+ * "max_new"?, "min_new"?, "stop"?: [ids], "ignore_eos"?: bool}. uid defaults to the line number (0-based) as text. "seed" is
+ * an integer up to 2^63 - 1, or text of decimal digits up to 2^64 - 1. "adapter": "base" and none are the same. null counts
+ * as absent. Unknown or doubled keys, a uid twice, empty prompts, ids < 0, numbers out of range, control characters in names
+ * are BR_E_FORMAT with the line number (1-based, as editors count). Blank lines are skipped but counted. A file without a
+ * prompt is BR_E_FORMAT. Whether a setting suits the sampler and the vocabulary is the engine's check. */
 #ifndef PROMPTS_H
 #define PROMPTS_H
 #include "br_status.h"

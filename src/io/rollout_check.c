@@ -10,7 +10,8 @@ typedef struct check {
 } check;
 
 static br_status bad(const check *c, const char *dataset, long long found, const char *wanted) {
-    return br_fail(c->status, "%s: sequence %lld: %s is %lld: expected %s", c->path, (long long)c->i, dataset, found, wanted);
+    return br_fail(c->status, "%s: sequence %lld: %s is %lld: expected %s", c->path, (long long)c->i, dataset, found,
+                   wanted);
 }
 
 static br_status check_text(const check *c, const char *dataset, const char *text, size_t n_byte) {
@@ -58,7 +59,8 @@ static br_status check_tokens(const check *c, const rollout_meta *meta, const ro
     return BR_OK;
 }
 
-br_status rollout_seq_check(br_status status, const char *path, int64_t i, const rollout_meta *meta, const rollout_seq *seq) {
+br_status rollout_seq_check(br_status status, const char *path, int64_t i, const rollout_meta *meta,
+                            const rollout_seq *seq) {
     check c = {.status = status, .path = path, .i = i};
     BR_TRY(check_text(&c, "uid", seq->uid, sizeof seq->uid));
     BR_TRY(check_text(&c, "adapter_name", seq->adapter, sizeof seq->adapter));

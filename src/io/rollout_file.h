@@ -1,12 +1,12 @@
 /* rollout_file: rollouts and scores in HDF5, written as a stream and readable after a kill.
  *
  * Layer: io; includes base and HDF5. Layout: format "rollout-parity" version 1; flat token arrays with offsets, /commit
- * last. A writer creates everything, switches to single-writer-multiple-readers, and then only appends: write, flush, commit,
- * flush. A file whose writer was killed opens for reading and shows exactly the committed prefix.
- * All HDF5 calls run in a named exempt scope of the allocation guard, one thread at a time.
+ * last. A writer creates everything, switches to single-writer-multiple-readers, and then only appends: write, flush,
+ * commit, flush. A file whose writer was killed opens for reading and shows exactly the committed prefix. All HDF5 calls run
+ * in a named exempt scope of the allocation guard, one thread at a time.
  *
- * The stream has no filters: a filtered chunk that grows is written anew at every commit (500 commits of 128 tokens took 240 MB
- * and 15 ms a commit with gzip, 1.6 MB and 0.2 ms without), and a checksum over a half rewritten chunk would make the
+ * The stream has no filters: a filtered chunk that grows is written anew at every commit (500 commits of 128 tokens took 240
+ * MB and 15 ms a commit with gzip, 1.6 MB and 0.2 ms without), and a checksum over a half rewritten chunk would make the
  * committed part unreadable. rollout_close writes the filtered file beside it and renames. */
 #ifndef ROLLOUT_FILE_H
 #define ROLLOUT_FILE_H
@@ -40,7 +40,7 @@ typedef struct rollout_meta {
     char backend[32];
     int32_t has_entropy, n_top;         /* optional datasets; n_top at most BR_TOP_LOGPROBS_MAX */
     char engine_build[16];  /* set by the writer */
-    int64_t n_seq_closed;   /* set by rollout_close: sequences of the finished file; -1: not closed, or its writer was killed */
+    int64_t n_seq_closed;   /* set by rollout_close: sequences of the finished file; -1: its writer was killed, or lives */
 } rollout_meta;
 
 /* One sequence. Pointers belong to the caller (writer) or to the file (reader, valid until close). */
@@ -60,7 +60,8 @@ typedef struct rollout_seq {
     uint8_t status, stop;               /* status 0 done, 1 error; stop: br_stop_reason */
     int32_t error;                      /* br_status of an error */
     const int32_t *token;               /* (n_tok) */
-    const uint32_t *logprob, *logprob_raw, *logprob_kept, *entropy; /* (n_tok) bits; BR_UNSCORED where not scored; entropy may be NULL */
+    const uint32_t *logprob, *logprob_raw, *logprob_kept; /* (n_tok) bits; BR_UNSCORED where not scored */
+    const uint32_t *entropy;            /* (n_tok) bits, or NULL */
     const uint8_t *mask;                /* (n_tok) 1: sampled by the policy */
     const int32_t *top_token;           /* (n_tok, n_top) or NULL; -1 where absent */
     const uint32_t *top_logprob;        /* (n_tok, n_top), BR_UNSCORED where absent */
@@ -86,7 +87,9 @@ br_status rollout_close(rollout_writer *writer);
 void rollout_abandon(rollout_writer *writer);
 
 typedef struct rollout_reader rollout_reader;
-br_status rollout_open(const char *path, rollout_reader **out); /* loads the committed prefix into memory, checks every offset and bound */
+/* Loads the committed prefix into memory and checks every type, offset and bound. Errors: BR_E_NOT_FOUND, BR_E_FORMAT,
+ * BR_E_NOMEM; *out is NULL. */
+br_status rollout_open(const char *path, rollout_reader **out);
 void rollout_reader_close(rollout_reader *reader); /* NULL is a no-op */
 const rollout_meta *rollout_reader_meta(const rollout_reader *reader);
 int64_t rollout_seq_count(const rollout_reader *reader);

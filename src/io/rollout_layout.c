@@ -94,7 +94,7 @@ uint64_t rollout_commit_check(const uint64_t commit[ROLLOUT_COMMIT_WORDS]) {
     return br_hash_u64(commit, 3 * sizeof commit[0]);
 }
 
-/* ---- attributes ---------------------------------------------------------------------------------------------------------- */
+/* ---- attributes ------------------------------------------------------------------------------------------------------- */
 
 typedef enum attribute_kind { ATTRIBUTE_TEXT, ATTRIBUTE_DIGEST, ATTRIBUTE_I64 } attribute_kind;
 
@@ -205,7 +205,7 @@ br_digest rollout_chain_first(const rollout_meta *meta) {
     return br_hash_bytes(bound, sizeof bound);
 }
 
-/* ---- around HDF5 --------------------------------------------------------------------------------------------------------- */
+/* ---- around HDF5 ------------------------------------------------------------------------------------------------------ */
 
 rollout_scope rollout_scope_begin(void) {
     rollout_scope scope = {.phase = br_mem_exempt_begin()};

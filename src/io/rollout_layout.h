@@ -1,7 +1,7 @@
 /* rollout_layout: datasets and attributes of a rollout file in one table, and the HDF5 calls that both sides need.
  *
- * Layer: io, private to rollout_*.c. A column is a dataset with a row a sequence or a row a token. Types are little-endian and
- * equal in memory and file, so that HDF5 never converts: the bits of a log-prob pass through untouched. */
+ * Layer: io, private to rollout_*.c. A column is a dataset with a row a sequence or a row a token. Types are little-endian
+ * and equal in memory and file, so that HDF5 never converts: the bits of a log-prob pass through untouched. */
 #ifndef ROLLOUT_LAYOUT_H
 #define ROLLOUT_LAYOUT_H
 
@@ -21,7 +21,9 @@ enum {
     ROLLOUT_TEXT_BYTES = 256     /* longest text attribute and its end */
 };
 
-typedef enum rollout_type { ROLLOUT_U8, ROLLOUT_I32, ROLLOUT_U32, ROLLOUT_I64, ROLLOUT_U64, ROLLOUT_F32, ROLLOUT_F64, ROLLOUT_TEXT } rollout_type;
+typedef enum rollout_type {
+    ROLLOUT_U8, ROLLOUT_I32, ROLLOUT_U32, ROLLOUT_I64, ROLLOUT_U64, ROLLOUT_F32, ROLLOUT_F64, ROLLOUT_TEXT
+} rollout_type;
 
 typedef enum rollout_column_id {
     ROLLOUT_COL_OFFSET, /* first: the others are bounded by it */
@@ -72,8 +74,8 @@ enum { ROLLOUT_FIXED_COUNT = 4 };
 const char *rollout_fixed_name(int i);
 const char *rollout_fixed_text(int i);
 
-/* Ranges of the fields of sequence `i`; the sentence names the dataset. Fails with `status`: BR_E_ARG for a caller's sequence,
- * BR_E_FORMAT for a file's. */
+/* Ranges of the fields of sequence `i`; the sentence names the dataset. Fails with `status`: BR_E_ARG for a caller's
+ * sequence, BR_E_FORMAT for a file's. */
 br_status rollout_seq_check(br_status status, const char *path, int64_t i, const rollout_meta *meta, const rollout_seq *seq);
 
 /* Opens the exempt scope of the allocation guard and silences HDF5's own printing; end restores both. */

@@ -8,11 +8,12 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Deflate turns at most 1,032 bytes into one: a dataset that claims more than that of the whole file (it may be stored nowhere)
- * would only be a way to ask for memory. */
+/* Deflate turns at most 1,032 bytes into one: a dataset that claims more than that of the whole file (it may be stored
+ * nowhere) would only be a way to ask for memory. */
 enum { DEFLATE_RATIO_MAX = 1032, COMMIT_TRIES = 64 };
 
-/* HDF5 doubles its pause, from 1 ns, each time it finds a block half written: 24 tries are 17 ms, its own 100 are for ever. */
+/* HDF5 doubles its pause, from 1 ns, each time it finds a block half written: 24 tries are 17 ms, its own 100 are
+ * for ever. */
 enum { METADATA_TRIES = 24 };
 
 struct rollout_reader {
@@ -28,7 +29,7 @@ static const int64_t *offsets_of(const rollout_reader *r) {
     return r->column[ROLLOUT_COL_OFFSET];
 }
 
-/* ---- file and attributes ------------------------------------------------------------------------------------------------- */
+/* ---- file and attributes ---------------------------------------------------------------------------------------------- */
 
 /* A file whose writer was killed, or still writes, opens in the second way only. */
 static br_status open_file(rollout_reader *r) {
@@ -78,15 +79,17 @@ static br_status read_attributes(rollout_reader *r) {
     for (int i = 0; i < ROLLOUT_ATTRIBUTE_COUNT; i++) {
         BR_TRY(read_text(r, rollout_attribute_name(i), text));
         if (!rollout_attribute_parse(i, text, &r->meta))
-            return br_fail(BR_E_FORMAT, "%s: attribute %s is '%s': not a value of it", r->path, rollout_attribute_name(i), text);
+            return br_fail(BR_E_FORMAT, "%s: attribute %s is '%s': not a value of it", r->path, rollout_attribute_name(i),
+                           text);
     }
     BR_TRY(read_text(r, ROLLOUT_META_DIGEST_NAME, text));
     if (!rollout_digest_parse(text, &r->meta_digest))
-        return br_fail(BR_E_FORMAT, "%s: attribute %s is '%s': expected 32 hex digits", r->path, ROLLOUT_META_DIGEST_NAME, text);
+        return br_fail(BR_E_FORMAT, "%s: attribute %s is '%s': expected 32 hex digits", r->path, ROLLOUT_META_DIGEST_NAME,
+                       text);
     return BR_OK;
 }
 
-/* ---- datasets ------------------------------------------------------------------------------------------------------------ */
+/* ---- datasets --------------------------------------------------------------------------------------------------------- */
 
 /* Refuses what would read another file: soft and external links, external storage, virtual datasets. */
 static br_status open_dataset(const rollout_reader *r, const char *path, hid_t *out) {
@@ -129,8 +132,8 @@ static br_status check_dataset(const rollout_reader *r, int column, hid_t set, i
     const char *name = rollout_columns[column].path;
     hsize_t width = rank_wanted == 2 ? (hsize_t)rollout_column_width(column, &r->meta) : 1;
     if (!same_type || rank != rank_wanted || size[1] != width)
-        return br_fail(BR_E_FORMAT, "%s: %s: expected the type of the format and %d dimensions, rows of %llu; found %s type, %d, rows of %llu",
-                       r->path, name, rank_wanted, (unsigned long long)width, same_type ? "that" : "another", rank,
+        return br_fail(BR_E_FORMAT, "%s: %s: expected the format's type, %d dimensions, rows of %llu; found %s, %d, %llu",
+                       r->path, name, rank_wanted, (unsigned long long)width, same_type ? "it" : "another", rank,
                        (unsigned long long)size[1]);
     if (size[0] < (hsize_t)rows)
         return br_fail(BR_E_FORMAT, "%s: %s has %llu rows: %lld are committed", r->path, name, (unsigned long long)size[0],
@@ -145,7 +148,8 @@ static br_status check_dataset(const rollout_reader *r, int column, hid_t set, i
 static br_status fail_rows(const rollout_reader *r, int column, int64_t begin, int64_t end) {
     const char *name = rollout_columns[column].path;
     if (!rollout_columns[column].by_token)
-        return rollout_h5_fail(BR_E_FORMAT, r->path, "read %s of sequences %lld..%lld", name, (long long)begin, (long long)end - 1);
+        return rollout_h5_fail(BR_E_FORMAT, r->path, "read %s of sequences %lld..%lld", name, (long long)begin,
+                               (long long)end - 1);
     const int64_t *offset = offsets_of(r);
     int64_t first = 0, last = r->n_seq - 1;
     while (offset[first + 1] <= begin)
@@ -182,21 +186,22 @@ static br_status read_column(rollout_reader *r, int column) {
     int64_t rows = rollout_column_rows(column, r->n_seq, r->n_tok);
     BR_TRY(open_dataset(r, rollout_columns[column].path, &set));
     BR_TRY_GOTO(check_dataset(r, column, set, rows), exit);
-    BR_TRY_GOTO(br_mem_alloc(&r->column[column], (size_t)rows * rollout_column_row_bytes(column, &r->meta), rollout_columns[column].path),
-                exit);
+    size_t n_byte = (size_t)rows * rollout_column_row_bytes(column, &r->meta);
+    BR_TRY_GOTO(br_mem_alloc(&r->column[column], n_byte, rollout_columns[column].path), exit);
     BR_TRY_GOTO(read_rows(r, column, set, rows), exit);
 exit:
     H5Dclose(set);
     return status;
 }
 
-/* ---- what is committed --------------------------------------------------------------------------------------------------- */
+/* ---- what is committed ------------------------------------------------------------------------------------------------ */
 
 static br_status read_commit_once(const rollout_reader *r, uint64_t commit[ROLLOUT_COMMIT_WORDS]) {
     hid_t set;
     BR_TRY(open_dataset(r, ROLLOUT_COMMIT_PATH, &set));
     hid_t type = H5Dget_type(set), space = H5Dget_space(set);
-    int fits = type >= 0 && H5Tequal(type, H5T_STD_U64LE) > 0 && space >= 0 && H5Sget_simple_extent_npoints(space) == ROLLOUT_COMMIT_WORDS;
+    int fits = type >= 0 && H5Tequal(type, H5T_STD_U64LE) > 0 && space >= 0 &&
+               H5Sget_simple_extent_npoints(space) == ROLLOUT_COMMIT_WORDS;
     int done = fits && H5Dread(set, H5T_STD_U64LE, H5S_ALL, H5S_ALL, H5P_DEFAULT, commit) >= 0;
     if (space >= 0)
         H5Sclose(space);
@@ -204,7 +209,8 @@ static br_status read_commit_once(const rollout_reader *r, uint64_t commit[ROLLO
         H5Tclose(type);
     H5Dclose(set);
     if (!fits)
-        return br_fail(BR_E_FORMAT, "%s: %s: expected %d words of 64 bits", r->path, ROLLOUT_COMMIT_PATH, ROLLOUT_COMMIT_WORDS);
+        return br_fail(BR_E_FORMAT, "%s: %s: expected %d words of 64 bits", r->path, ROLLOUT_COMMIT_PATH,
+                       ROLLOUT_COMMIT_WORDS);
     return done ? BR_OK : rollout_h5_fail(BR_E_FORMAT, r->path, "read %s", ROLLOUT_COMMIT_PATH);
 }
 
@@ -218,7 +224,8 @@ static br_status read_commit(rollout_reader *r) {
             break;
     }
     if (commit[3] != rollout_commit_check(commit))
-        return br_fail(BR_E_FORMAT, "%s: the commit record is damaged: it says %llu sequences, %llu tokens, with another check", r->path,
+        return br_fail(BR_E_FORMAT,
+                       "%s: the commit record is damaged: it says %llu sequences, %llu tokens, with another check", r->path,
                        (unsigned long long)commit[0], (unsigned long long)commit[1]);
     if (commit[0] > INT32_MAX || commit[1] > commit[0] * ROLLOUT_SEQ_TOK_MAX || commit[1] < commit[0])
         return br_fail(BR_E_FORMAT, "%s: %llu sequences with %llu tokens: expected 1 to 2^20 tokens each", r->path,
@@ -258,8 +265,8 @@ static br_status check_offsets(const rollout_reader *r) {
                        (long long)offset[r->n_seq], (long long)r->n_tok);
     for (int64_t i = 0; i < r->n_seq; i++)
         if (offset[i] >= offset[i + 1] || offset[i + 1] - offset[i] > ROLLOUT_SEQ_TOK_MAX || offset[i + 1] > r->n_tok)
-            return br_fail(BR_E_FORMAT, "%s: sequence %lld: offsets %lld to %lld: expected 1 to 2^20 tokens of %lld", r->path,
-                           (long long)i, (long long)offset[i], (long long)offset[i + 1], (long long)r->n_tok);
+            return br_fail(BR_E_FORMAT, "%s: sequence %lld: offsets %lld to %lld: expected 1 to 2^20 tokens of %lld",
+                           r->path, (long long)i, (long long)offset[i], (long long)offset[i + 1], (long long)r->n_tok);
     return BR_OK;
 }
 
@@ -282,7 +289,7 @@ static br_status read_all(rollout_reader *r) {
     return BR_OK;
 }
 
-/* ---- the public reader --------------------------------------------------------------------------------------------------- */
+/* ---- the public reader ------------------------------------------------------------------------------------------------ */
 
 br_status rollout_open(const char *path, rollout_reader **out) {
     br_status status;

@@ -30,7 +30,7 @@ static br_status part_path(const char *path, char part[BR_PATH_BYTES]) {
     return BR_OK;
 }
 
-/* ---- creation ------------------------------------------------------------------------------------------------------------ */
+/* ---- creation --------------------------------------------------------------------------------------------------------- */
 
 static br_status text_attribute(rollout_writer *w, const char *name, const char *text) {
     hid_t type = H5Tcopy(H5T_C_S1), space = H5Screate(H5S_SCALAR);
@@ -56,7 +56,8 @@ static br_status write_attributes(rollout_writer *w) {
     return text_attribute(w, ROLLOUT_META_DIGEST_NAME, text);
 }
 
-/* Early allocation puts the 32 bytes of the record right behind the superblock, inside one page, so that a kill cannot cut it. */
+/* Early allocation puts the 32 bytes of the record right behind the superblock, inside one page, so that a kill cannot cut
+ * it. */
 static br_status create_commit(rollout_writer *w) {
     hsize_t n = ROLLOUT_COMMIT_WORDS;
     hid_t space = H5Screate_simple(1, &n, NULL), how = H5Pcreate(H5P_DATASET_CREATE);
@@ -112,8 +113,8 @@ static br_status create_all(rollout_writer *w, const char *part, int packed) {
 
 static br_status check_meta(const char *path, const rollout_meta *meta) {
     if (meta->n_top < 0 || meta->n_top > BR_TOP_LOGPROBS_MAX || meta->has_entropy < 0 || meta->has_entropy > 1)
-        return br_fail(BR_E_ARG, "%s: %d alternatives a token and entropy %d: expected 0 to %d and 0 or 1", path, meta->n_top,
-                       meta->has_entropy, BR_TOP_LOGPROBS_MAX);
+        return br_fail(BR_E_ARG, "%s: %d alternatives a token and entropy %d: expected 0 to %d and 0 or 1", path,
+                       meta->n_top, meta->has_entropy, BR_TOP_LOGPROBS_MAX);
     return BR_OK;
 }
 
@@ -141,14 +142,15 @@ fail:
     return status;
 }
 
-/* ---- writing ------------------------------------------------------------------------------------------------------------- */
+/* ---- writing ---------------------------------------------------------------------------------------------------------- */
 
 br_status rollout_stream_rows(rollout_writer *w, int column, int64_t at, int64_t n, const void *rows) {
     if (n == 0)
         return BR_OK;
     hsize_t width = (hsize_t)rollout_column_width(column, &w->meta);
     hsize_t size[2] = {(hsize_t)(at + n), width}, begin[2] = {(hsize_t)at, 0}, count[2] = {(hsize_t)n, width};
-    hid_t to = H5I_INVALID_HID, from = H5Screate_simple(rollout_column_rank(column), count, NULL), type = rollout_column_type(column);
+    hid_t to = H5I_INVALID_HID, from = H5Screate_simple(rollout_column_rank(column), count, NULL),
+          type = rollout_column_type(column);
     int written = H5Dset_extent(w->column[column], size) >= 0 && (to = H5Dget_space(w->column[column])) >= 0 &&
                   H5Sselect_hyperslab(to, H5S_SELECT_SET, begin, NULL, count, NULL) >= 0 &&
                   H5Dwrite(w->column[column], type, from, to, H5P_DEFAULT, rows) >= 0;

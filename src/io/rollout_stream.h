@@ -1,7 +1,7 @@
 /* rollout_stream: a rollout file open for writing, in rows of columns. Layer: io, private to rollout_*.c.
  *
- * The two forms of a file differ in their filters only: the stream that a run appends to, and the packed file that is written
- * once. All calls belong into a rollout_scope. */
+ * The two forms of a file differ in their filters only: the stream that a run appends to, and the packed file that is
+ * written once. All calls belong into a rollout_scope. */
 #ifndef ROLLOUT_STREAM_H
 #define ROLLOUT_STREAM_H
 

@@ -1,11 +1,11 @@
-/* The writer of rollout files: create, append, commit, and the two copies, resume and close. Layer: io. See rollout_file.h. */
+/* The writer of rollout files: create, append, commit, and the two copies, resume and close. Layer: io.
+ * See rollout_file.h. */
 #include "rollout_read.h"
 #include "rollout_stream.h"
 
 #include <string.h>
 
-
-/* ---- copies -------------------------------------------------------------------------------------------------------------- */
+/* ---- copies ----------------------------------------------------------------------------------------------------------- */
 
 static br_status copy_columns(rollout_writer *w, const rollout_reader *from) {
     int64_t n_seq = rollout_seq_count(from), n_tok = rollout_tok_count(from);
@@ -42,9 +42,10 @@ exit:
     return status;
 }
 
-/* ---- the public writer --------------------------------------------------------------------------------------------------- */
+/* ---- the public writer ------------------------------------------------------------------------------------------------ */
 
-static br_status create_stream(const char *path, const rollout_meta *meta, const rollout_reader *prefix, rollout_writer **out) {
+static br_status create_stream(const char *path, const rollout_meta *meta, const rollout_reader *prefix,
+                               rollout_writer **out) {
     br_status status;
     rollout_meta open_meta = *meta;
     open_meta.n_seq_closed = -1;
@@ -84,8 +85,10 @@ static br_status check_same_run(const char *path, const rollout_meta *have, cons
             return br_fail(BR_E_MISMATCH, "%s: cannot resume: its %s is %s, this run's is %s", path, pair[i].what, a, b);
     }
     if (strcmp(have->producer, want->producer) != 0 || have->has_entropy != want->has_entropy || have->n_top != want->n_top)
-        return br_fail(BR_E_MISMATCH, "%s: cannot resume: it is of a %s with entropy %d and %d alternatives, this run of a %s with %d and %d",
-                       path, have->producer, have->has_entropy, have->n_top, want->producer, want->has_entropy, want->n_top);
+        return br_fail(
+            BR_E_MISMATCH,
+            "%s: cannot resume: it is of a %s with entropy %d and %d alternatives, this run of a %s with %d and %d", path,
+            have->producer, have->has_entropy, have->n_top, want->producer, want->has_entropy, want->n_top);
     return BR_OK;
 }
 
@@ -103,7 +106,8 @@ exit:
     return status;
 }
 
-/* What lies behind the end of a text, and in unused stop slots, is not the caller's to choose: equal runs give equal bytes. */
+/* What lies behind the end of a text, and in unused stop slots, is not the caller's to choose: equal runs give
+ * equal bytes. */
 static rollout_seq canonical(const rollout_seq *seq) {
     rollout_seq row = *seq;
     memset(row.uid, 0, sizeof row.uid);
@@ -145,8 +149,8 @@ static br_status refuse_failed(const rollout_writer *w) {
 br_status rollout_append(rollout_writer *w, const rollout_seq *seq) {
     BR_TRY(refuse_failed(w));
     if ((w->meta.has_entropy && !seq->entropy) || (w->meta.n_top > 0 && (!seq->top_token || !seq->top_logprob)))
-        return br_fail(BR_E_ARG, "%s: sequence %lld comes without the entropy or the alternatives that the file has", w->path,
-                       (long long)w->n_seq);
+        return br_fail(BR_E_ARG, "%s: sequence %lld comes without the entropy or the alternatives that the file has",
+                       w->path, (long long)w->n_seq);
     rollout_seq row = canonical(seq);
     BR_TRY(rollout_seq_check(BR_E_ARG, w->path, w->n_seq, &w->meta, &row));
     rollout_scope scope = rollout_scope_begin();

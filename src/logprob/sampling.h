@@ -4,7 +4,8 @@
 
 #include "br_status.h"
 
-/* BR_E_ARG naming the setting, what was expected and found. (The contract's ranges: N-HEAD for temperature, N-SAMPLE for filters.) */
+/* BR_E_ARG naming the setting, what was expected and found. (The contract's ranges: N-HEAD for temperature, N-SAMPLE for
+ * filters.) */
 br_status sampling_check(const br_sampling *sampling, int32_t n_vocab);
 
 /* 1 when the text ends with `token` as its n_new-th new one, and why. eos_id -1: the model has none. */

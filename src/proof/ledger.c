@@ -71,7 +71,7 @@ static void check_seq(replay *r, int64_t i) {
     if (what[0])
         fault(r, i, "sequence %lld (uid '%.80s', sample %u): %s", (long long)i, seq.uid, seq.sample, what);
     else if (!br_digest_equal(link, rollout_reader_link(r->reader, i)))
-        fault(r, i, "sequence %lld (uid '%.80s', sample %u): chain: it does not follow the one before; dropped, inserted or reordered here",
+        fault(r, i, "sequence %lld (uid '%.80s', sample %u): chain: dropped, inserted or reordered here",
               (long long)i, seq.uid, seq.sample);
 }
 
@@ -82,11 +82,13 @@ br_status ledger_check(const rollout_reader *reader, ledger_result *out) {
     if (!br_digest_equal(rollout_meta_digest(r.meta), rollout_reader_meta_digest(reader)))
         fault(&r, -1, "attributes: they do not match their digest");
     if (r.meta->n_seq_closed >= 0 && r.meta->n_seq_closed != n_seq)
-        fault(&r, -1, "dropped: the file was closed with %lld sequences and holds %lld", (long long)r.meta->n_seq_closed, (long long)n_seq);
+        fault(&r, -1, "dropped: the file was closed with %lld sequences and holds %lld", (long long)r.meta->n_seq_closed,
+              (long long)n_seq);
     for (int64_t i = 0; i < n_seq; i++)
         check_seq(&r, i);
     out->link = link_before(&r, n_seq);
     if (out->n_fault > 0)
-        return br_fail(BR_E_MISMATCH, "%s (%lld fault%s in all)", out->line[0], (long long)out->n_fault, out->n_fault == 1 ? "" : "s");
+        return br_fail(BR_E_MISMATCH, "%s (%lld fault%s in all)", out->line[0], (long long)out->n_fault,
+                       out->n_fault == 1 ? "" : "s");
     return BR_OK;
 }

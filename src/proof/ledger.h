@@ -1,7 +1,7 @@
 /* ledger: a file's digests replayed: attributes, groups of fields, receipts, chain. Layer: proof; includes base and io.
  *
- * Finds and names any changed bit of a committed sequence or attribute, and sequences dropped, inserted or reordered. It cannot
- * tell whether the numbers were right when they were written; that takes a recomputation. */
+ * Finds and names any changed bit of a committed sequence or attribute, and sequences dropped, inserted or reordered. It
+ * cannot tell whether the numbers were right when they were written; that takes a recomputation. */
 #ifndef LEDGER_H
 #define LEDGER_H
 

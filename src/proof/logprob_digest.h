@@ -1,8 +1,9 @@
 /* logprob_digest: one digest over what a run sampled and its log-probs. Layer: proof; includes base and io.
  *
- * It does not depend on the order in which sequences ended: leaves are taken by (prompt index, sample). Of each sequence it covers
- * uid, sample, tokens, and the log-prob bits of the sampled tokens, so that rollout and trainer, who scores the prompt as well,
- * have equal digests. A sequence of which nothing was sampled (prompts that were only scored) has all its scored slots in. */
+ * It does not depend on the order in which sequences ended: leaves are taken by (prompt index, sample). Of each sequence it
+ * covers uid, sample, tokens, and the log-prob bits of the sampled tokens, so that rollout and trainer, who scores the
+ * prompt as well, have equal digests. A sequence of which nothing was sampled (prompts that were only scored) has all its
+ * scored slots in. */
 #ifndef LOGPROB_DIGEST_H
 #define LOGPROB_DIGEST_H
 

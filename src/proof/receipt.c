@@ -76,8 +76,10 @@ static uint64_t part_digest(const rollout_meta *meta, const rollout_seq *seq, ro
 }
 
 const char *receipt_part_name(rollout_part part) {
-    static const char *const name[ROLLOUT_PART_COUNT] = {"identity (uid, prompt index, sample, seed)", "sampling settings", "adapter",
-                                                         "tokens", "log-probs", "entropy or alternatives", "result (status, stop, error)"};
+    static const char *const name[ROLLOUT_PART_COUNT] = {
+        "identity (uid, prompt index, sample, seed)", "sampling settings", "adapter", "tokens", "log-probs",
+        "entropy or alternatives", "result (status, stop, error)",
+    };
     return name[part];
 }
 
@@ -108,8 +110,9 @@ br_digest receipt_of_parts(const rollout_meta *meta, const uint64_t part[ROLLOUT
 br_status receipt_make(const rollout_meta *meta, rollout_seq *seq) {
     int32_t t = receipt_find_nan(seq);
     if (t >= 0)
-        return br_fail(BR_E_NAN, "sequence '%s' sample %u: position %d: log-prob bits %08x: expected a number in a scored slot", seq->uid,
-                       seq->sample, t, seq->logprob[t]);
+        return br_fail(BR_E_NAN,
+                       "sequence '%s' sample %u: position %d: log-prob bits %08x: expected a number in a scored slot",
+                       seq->uid, seq->sample, t, seq->logprob[t]);
     receipt_parts(meta, seq, seq->part);
     seq->receipt = receipt_of_parts(meta, seq->part);
     return BR_OK;

@@ -1,7 +1,7 @@
 /* run_uid: the name of a run by what decides its bits. Layer: proof; includes base and io.
  *
- * Two runs with one run_uid must produce the same tokens and log-prob bits. Threads, batch sizes, arrival order, cache sizes and
- * what is recorded besides (entropy, alternatives) are not in it. */
+ * Two runs with one run_uid must produce the same tokens and log-prob bits. Threads, batch sizes, arrival order, cache sizes
+ * and what is recorded besides (entropy, alternatives) are not in it. */
 #ifndef RUN_UID_H
 #define RUN_UID_H
 

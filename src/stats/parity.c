@@ -15,7 +15,7 @@ typedef struct compare {
     parity_result *out;
 } compare;
 
-/* ---- slots --------------------------------------------------------------------------------------------------------------- */
+/* ---- slots ------------------------------------------------------------------------------------------------------------ */
 
 static int is_nan(uint32_t bits) {
     return (bits & 0x7fffffffu) > 0x7f800000u;
@@ -106,15 +106,16 @@ static void compare_other(compare *c, int64_t i, const rollout_seq *a, const rol
     c->out->n_other_differ += bits_a != bits_b;
 }
 
-/* ---- sequences ----------------------------------------------------------------------------------------------------------- */
+/* ---- sequences -------------------------------------------------------------------------------------------------------- */
 
 static int same_bytes(const void *a, const void *b, size_t n) {
     return memcmp(a, b, n) == 0;
 }
 
 static int same_settings(const rollout_seq *a, const rollout_seq *b) {
-    return same_bytes(&a->temperature, &b->temperature, sizeof a->temperature) && same_bytes(&a->min_p, &b->min_p, sizeof a->min_p) &&
-           same_bytes(&a->top_p, &b->top_p, sizeof a->top_p) && a->top_k == b->top_k && a->seed == b->seed;
+    return same_bytes(&a->temperature, &b->temperature, sizeof a->temperature) &&
+           same_bytes(&a->min_p, &b->min_p, sizeof a->min_p) && same_bytes(&a->top_p, &b->top_p, sizeof a->top_p) &&
+           a->top_k == b->top_k && a->seed == b->seed;
 }
 
 /* Tokens that two sequences share from the start: log-probs after the first other token mean something else. */
@@ -145,11 +146,11 @@ static void compare_seq(compare *c, int64_t i) {
     }
 }
 
-/* ---- the verdict --------------------------------------------------------------------------------------------------------- */
+/* ---- the verdict ------------------------------------------------------------------------------------------------------ */
 
 static void place_text(const parity_place *p, char *text, size_t n) {
-    snprintf(text, n, "first: uid '%.80s', sample %u, position %lld, %08x against %08x", p->uid, p->sample, (long long)p->pos, p->bits_a,
-             p->bits_b);
+    snprintf(text, n, "first: uid '%.80s', sample %u, position %lld, %08x against %08x", p->uid, p->sample,
+             (long long)p->pos, p->bits_a, p->bits_b);
 }
 
 static int name_file_difference(const compare *c, char *text, size_t n) {
@@ -170,7 +171,8 @@ static int name_file_difference(const compare *c, char *text, size_t n) {
         }
     }
     if (strcmp(a->producer_stamp, b->producer_stamp) == 0) {
-        snprintf(text, n, "both files have the producer stamp '%s': a copy, or a file with itself, proves nothing", a->producer_stamp);
+        snprintf(text, n, "both files have the producer stamp '%s': a copy, or a file with itself, proves nothing",
+                 a->producer_stamp);
         return 1;
     }
     return 0;

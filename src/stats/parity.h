@@ -1,8 +1,8 @@
 /* parity: do two files hold the same log-probs, bit for bit? Layer: stats; includes base and io. Reads records only.
  *
- * Pass means: one run (run_uid, weights, contract, adapters, settings, tokens, masks), two producers (the stamps differ: a copy
- * proves nothing), every sequence in both, no NaN in a scored slot, and `logprob` equal as 32-bit words on every sampled token;
- * at least one was compared. Statistics are in binary64 over the compared slots, in the file order of a:
+ * Pass means: one run (run_uid, weights, contract, adapters, settings, tokens, masks), two producers (the stamps differ: a
+ * copy proves nothing), every sequence in both, no NaN in a scored slot, and `logprob` equal as 32-bit words on every
+ * sampled token; at least one was compared. Statistics are in binary64 over the compared slots, in the file order of a:
  *   d = log-prob of the trainer - log-prob of the rollout, k1 = mean(-d), k3 = mean(exp(d) - 1 - d).
  * When both files have one producer, b stands for the trainer. */
 #ifndef PARITY_H
@@ -20,7 +20,7 @@ typedef struct parity_place {
 
 typedef struct parity_result {
     int64_t n_joined, n_only_a, n_only_b, n_doubled;
-    int64_t n_error;                    /* joined sequences of which either ended in error: compared where both have scores */
+    int64_t n_error;        /* joined sequences of which either ended in error: compared where both have scores */
     int64_t n_settings_differ, n_adapter_differ, n_tokens_differ; /* sequences; tokens: or masks */
     int64_t n_compared, n_differ, n_nan; /* slots with mask 1 */
     int64_t n_other, n_other_differ;    /* slots with mask 0 that both score (prompts): not part of the verdict */

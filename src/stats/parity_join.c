@@ -24,6 +24,10 @@ static int by_name(const void *left, const void *right) {
     return (a->index > b->index) - (a->index < b->index);
 }
 
+static int same_name(const key *a, const key *b) {
+    return a->uid_hash == b->uid_hash && a->sample == b->sample;
+}
+
 static void take_keys(const rollout_reader *reader, int32_t file, key *out) {
     for (int64_t i = 0; i < rollout_seq_count(reader); i++) {
         rollout_seq seq;
@@ -77,7 +81,8 @@ br_status parity_join_open(const rollout_reader *a, const rollout_reader *b, par
     for (int64_t i = 0; i < n_a; i++)
         out->in_b[i] = -1;
     for (int64_t begin = 0, end; begin < n; begin = end) {
-        for (end = begin + 1; end < n && keys[end].uid_hash == keys[begin].uid_hash && keys[end].sample == keys[begin].sample;)
+        end = begin + 1;
+        while (end < n && same_name(&keys[begin], &keys[end]))
             end++;
         join_group(a, b, keys + begin, end - begin, out);
     }

@@ -1,4 +1,5 @@
-/* parity_join: which sequence of one rollout file is which of another, by (uid, sample). Layer: stats; includes base and io. */
+/* parity_join: which sequence of one rollout file is which of another, by (uid, sample). Layer: stats; includes base
+ * and io. */
 #ifndef PARITY_JOIN_H
 #define PARITY_JOIN_H
 
