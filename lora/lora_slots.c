@@ -209,8 +209,11 @@ exit:
 /* ---- the set ---------------------------------------------------------------------------------------------------------- */
 
 static br_status name_adapter(lora_set *set, const char *name) {
-    if (!name || !name[0] || strlen(name) > LORA_NAME_BYTES_MAX || strcmp(name, "base") == 0)
-        return br_fail(BR_E_ARG, "adapter name '%.80s': expected 1 to %d bytes, not \"base\"", name ? name : "",
+    int printable = name && name[0];
+    for (const char *at = name; printable && *at; at++)
+        printable = (unsigned char)*at >= 0x20 && *at != 0x7f; /* as in prompts: names stand in lines of reports */
+    if (!printable || strlen(name) > LORA_NAME_BYTES_MAX || strcmp(name, "base") == 0)
+        return br_fail(BR_E_ARG, "adapter name '%.80s': expected 1 to %d bytes, no control characters, not \"base\"", name ? name : "",
                        LORA_NAME_BYTES_MAX);
     if (lora_find(set, name) >= 0)
         return br_fail(BR_E_ARG, "adapter name '%s' comes twice", name);

@@ -164,7 +164,8 @@ void golden_same(const char *file, const char *who, const golden_case *got, cons
         int digits = 2 * type_of[g->type].size;
         if (n_differ)
             ck_abort_msg("%s, case %s, %s: %lld of %lld elements of %s differ; the first, (%lld, %lld, %lld), is %0*llx, "
-                         "wanted %0*llx", file, got->name, who, (long long)n_differ, (long long)n, g->name,
+                         "wanted %0*llx",
+                         file, got->name, who, (long long)n_differ, (long long)n, g->name,
                          (long long)(first / g->dim[2] / g->dim[1]), (long long)(first / g->dim[2] % g->dim[1]),
                          (long long)(first % g->dim[2]), digits, (unsigned long long)bits_at(g, first), digits,
                          (unsigned long long)bits_at(w, first));

@@ -45,10 +45,25 @@ const golden_op *golden_op_named(const char *name) {
 }
 
 /* Room for every golden case; the largest are small. */
-static const bi_limits limits = {.n_row = 1100, .d_in = 1024, .d_out = 1024, .rank = 48, .n_head = 8, .d_kv_latent = 128,
-                                 .d_rope = 64, .index_n_head = 32, .index_d_head = 128, .index_topk = 64, .n_pos = 1536,
-                                 .kda_n_head = 4, .kda_d_head = 128, .n_expert = 64, .n_expert_topk = 16, .d_expert = 128,
-                                 .d_expert_ff = 128, .n_vocab = 2048, .d_model = 1024};
+static const bi_limits limits = {.n_row = 1100,
+                                 .d_in = 1024,
+                                 .d_out = 1024,
+                                 .rank = 48,
+                                 .n_head = 8,
+                                 .d_kv_latent = 128,
+                                 .d_rope = 64,
+                                 .index_n_head = 32,
+                                 .index_d_head = 128,
+                                 .index_topk = 64,
+                                 .n_pos = 1536,
+                                 .kda_n_head = 4,
+                                 .kda_d_head = 128,
+                                 .n_expert = 64,
+                                 .n_expert_topk = 16,
+                                 .d_expert = 128,
+                                 .d_expert_ff = 128,
+                                 .n_vocab = 2048,
+                                 .d_model = 1024};
 
 void golden_run(const golden_op *op, const char *isa, const golden_case *c, golden_case *out) {
     *out = *c;

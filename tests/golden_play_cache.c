@@ -31,8 +31,8 @@ static void attn_slow_row(const golden_case *c, const bi_attn_args *a, int32_t t
     int32_t every[4096], n_pos = golden_dim(c, "latent", 0), n = golden_dim(c, "q", 0), width = a->n_head * a->d_kv_latent;
     for (int32_t j = 0; j < n_pos; j++)
         every[j] = j;
-    slow_attn row = {a->n_head, a->d_kv_latent, a->d_rope, a->q + (int64_t)t * width, a->q_r + t * a->q_r_ld, a->q_r_head_ld,
-                     golden_bf16(c, "latent"), every, n_pos - n + t + 1, a->alpha};
+    slow_attn row = {a->n_head,      a->d_kv_latent,           a->d_rope, a->q + (int64_t)t * width, a->q_r + t * a->q_r_ld,
+                     a->q_r_head_ld, golden_bf16(c, "latent"), every,     n_pos - n + t + 1,         a->alpha};
     if (a->select) {
         row.select = a->select + (int64_t)t * a->select_ld;
         row.n_select = a->n_select[t];
@@ -42,11 +42,19 @@ static void attn_slow_row(const golden_case *c, const bi_attn_args *a, int32_t t
 }
 
 void golden_play_attn(op_rig *rig, golden_case *c) {
-    int32_t n = golden_dim(c, "q", 0), n_head = golden_dim(c, "q", 1), d = golden_dim(c, "q", 2), d_rope = golden_dim(c, "q_r", 2);
+    int32_t n = golden_dim(c, "q", 0), n_head = golden_dim(c, "q", 1), d = golden_dim(c, "q", 2),
+            d_rope = golden_dim(c, "q_r", 2);
     int sparse = golden_has(c, "select");
-    bi_attn_args a = {.n_head = n_head, .d_kv_latent = d, .d_rope = d_rope, .q = golden_bf16(c, "q"), .q_r = golden_bf16(c, "q_r"),
-                      .q_r_ld = n_head * d_rope, .q_r_head_ld = d_rope, .alpha = golden_float(c, "alpha"),
-                      .z = golden_add_out(c, GOLDEN_BF16, "z", n, n_head, d), .fault = {golden_add_faults(c, n), GOLDEN_FAULT}};
+    bi_attn_args a = {.n_head = n_head,
+                      .d_kv_latent = d,
+                      .d_rope = d_rope,
+                      .q = golden_bf16(c, "q"),
+                      .q_r = golden_bf16(c, "q_r"),
+                      .q_r_ld = n_head * d_rope,
+                      .q_r_head_ld = d_rope,
+                      .alpha = golden_float(c, "alpha"),
+                      .z = golden_add_out(c, GOLDEN_BF16, "z", n, n_head, d),
+                      .fault = {golden_add_faults(c, n), GOLDEN_FAULT}};
     if (sparse) {
         a.select = golden_i32(c, "select");
         a.select_ld = golden_dim(c, "select", 1);
@@ -91,8 +99,18 @@ static void index_oracle(op_rig *rig, const golden_case *c, const index_out *out
     CHECK_OK(rig->backend.op->index_store(rig->backend.ctx, &store));
     batch_rig_begin(&rows);
     batch_rig_add(&rows, SEQ, n_pos - n, n);
-    bi_index_select_args a = {&rows.batch, golden_dim(c, "q", 1), d, golden_int(c, "topk"), golden_bf16(c, "q"),
-                              golden_f32(c, "w"), golden_float(c, "c"), cache.cache, out->select, out->n_select, out->score, n_pos,
+    bi_index_select_args a = {&rows.batch,
+                              golden_dim(c, "q", 1),
+                              d,
+                              golden_int(c, "topk"),
+                              golden_bf16(c, "q"),
+                              golden_f32(c, "w"),
+                              golden_float(c, "c"),
+                              cache.cache,
+                              out->select,
+                              out->n_select,
+                              out->score,
+                              n_pos,
                               {out->fault_q, GOLDEN_FAULT}};
     CHECK_OK(rig->backend.op->index_select(rig->backend.ctx, &a));
     cache_rig_close(&cache);
@@ -107,7 +125,8 @@ static int all_finite(const bi_bf16 *x, int32_t n) {
 
 /* A key that is not finite counts as zeros; a query that is not finite selects its first positions, all scores +0. */
 static void index_slow(golden_case *c, const index_out *out) {
-    int32_t n_pos = golden_dim(c, "k", 0), d = golden_dim(c, "k", 1), n = golden_dim(c, "q", 0), n_head = golden_dim(c, "q", 1);
+    int32_t n_pos = golden_dim(c, "k", 0), d = golden_dim(c, "k", 1), n = golden_dim(c, "q", 0),
+            n_head = golden_dim(c, "q", 1);
     int32_t topk = golden_int(c, "topk");
     bi_bf16 *key = br_arena_take(c->arena, sizeof *key * (size_t)(n_pos * d), 64);
     memcpy(key, golden_bf16(c, "k"), sizeof *key * (size_t)(n_pos * d));
@@ -119,7 +138,8 @@ static void index_slow(golden_case *c, const index_out *out) {
     for (int32_t t = 0; t < n; t++) {
         int32_t visible = n_pos - n + t + 1;
         const float *w = golden_f32(c, "w") + t * n_head;
-        slow_index row = {n_head, d, topk, visible, golden_bf16(c, "q") + (int64_t)t * n_head * d, w, key, golden_float(c, "c")};
+        slow_index row = {
+            n_head, d, topk, visible, golden_bf16(c, "q") + (int64_t)t * n_head * d, w, key, golden_float(c, "c")};
         int finite = all_finite(row.q, n_head * d);
         for (int32_t h = 0; h < n_head; h++)
             finite &= bi_is_finite(w[h]);
@@ -137,8 +157,9 @@ static void index_slow(golden_case *c, const index_out *out) {
 
 void golden_play_index(op_rig *rig, golden_case *c) {
     int32_t n_pos = golden_dim(c, "k", 0), n = golden_dim(c, "q", 0), topk = golden_int(c, "topk");
-    index_out out = {golden_add_out(c, GOLDEN_I32, "fault_k", n_pos, 0, 0), golden_add_out(c, GOLDEN_I32, "fault_q", n, 0, 0),
-                     golden_add_out(c, GOLDEN_I32, "select", n, topk, 0), golden_add_out(c, GOLDEN_I32, "n_select", n, 0, 0),
+    index_out out = {golden_add_out(c, GOLDEN_I32, "fault_k", n_pos, 0, 0),
+                     golden_add_out(c, GOLDEN_I32, "fault_q", n, 0, 0), golden_add_out(c, GOLDEN_I32, "select", n, topk, 0),
+                     golden_add_out(c, GOLDEN_I32, "n_select", n, 0, 0),
                      golden_add_out(c, GOLDEN_F32, "score", n, n_pos, 0)};
     memset(out.fault_k, 0, sizeof *out.fault_k * (size_t)n_pos);
     memset(out.fault_q, 0, sizeof *out.fault_q * (size_t)n);

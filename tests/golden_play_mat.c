@@ -28,9 +28,10 @@ static matrices matrices_of(golden_case *c, const char *name) {
     snprintf(code, sizeof code, "%s_code", name);
     snprintf(scale, sizeof scale, "%s_scale", name);
     if (!golden_has(c, code))
-        return (matrices){golden_dim(c, name, 0), golden_dim(c, name, 1), golden_dim(c, name, 2), golden_bf16(c, name), NULL, NULL};
-    matrices m = {golden_dim(c, code, 0), golden_dim(c, code, 1), 2 * golden_dim(c, code, 2), NULL, golden_u8(c, code),
-                  golden_u8(c, scale)};
+        return (matrices){
+            golden_dim(c, name, 0), golden_dim(c, name, 1), golden_dim(c, name, 2), golden_bf16(c, name), NULL, NULL};
+    matrices m = {golden_dim(c, code, 0), golden_dim(c, code, 1), 2 * golden_dim(c, code, 2), NULL,
+                  golden_u8(c, code),     golden_u8(c, scale)};
     int64_t n = (int64_t)m.n_map * m.n_out * m.n_in;
     bi_bf16 *w = br_arena_take(c->arena, sizeof *w * (size_t)n, 64);
     for (int64_t i = 0; i < n; i++) {
@@ -106,9 +107,18 @@ static void linear_oracle(op_rig *rig, golden_case *c, const matrices *w, const 
     bi_adapter slot[MAP_MAX];
     for (int32_t h = 0; h < n_head; h++)
         map[h] = pack(rig, w, h);
-    bi_linear_args a = {.n_row = n, .n_head = n_head, .x = golden_bf16(c, "x"), .x_ld = (int64_t)n_head * w->n_in,
-                        .x_head_ld = w->n_in, .w = map, .y = y, .y_ld = (int64_t)n_head * w->n_out, .y_head_ld = w->n_out,
-                        .y_f32 = 1, .check_y = golden_int(c, "check_y"), .fault = {fault, GOLDEN_FAULT}};
+    bi_linear_args a = {.n_row = n,
+                        .n_head = n_head,
+                        .x = golden_bf16(c, "x"),
+                        .x_ld = (int64_t)n_head * w->n_in,
+                        .x_head_ld = w->n_in,
+                        .w = map,
+                        .y = y,
+                        .y_ld = (int64_t)n_head * w->n_out,
+                        .y_head_ld = w->n_out,
+                        .y_f32 = 1,
+                        .check_y = golden_int(c, "check_y"),
+                        .fault = {fault, GOLDEN_FAULT}};
     if (l) {
         for (int32_t i = 0; i < golden_dim(c, "a", 0); i++)
             slot[i] = pack_adapter(rig, l, w, i);
@@ -182,9 +192,16 @@ static void route_slow(bi_route_args *a, const bi_bf16 *w) {
 }
 
 void golden_play_route(op_rig *rig, golden_case *c) {
-    int32_t n = golden_dim(c, "x", 0), d = golden_dim(c, "x", 1), n_expert = golden_dim(c, "w", 0), topk = golden_int(c, "topk");
-    bi_route_args a = {.n_row = n, .d = d, .n_expert = n_expert, .topk = topk, .x = golden_bf16(c, "x"), .bias = golden_f32(c, "bias"),
-                       .renormalize = golden_int(c, "renormalize"), .scale = golden_float(c, "scale"),
+    int32_t n = golden_dim(c, "x", 0), d = golden_dim(c, "x", 1), n_expert = golden_dim(c, "w", 0),
+            topk = golden_int(c, "topk");
+    bi_route_args a = {.n_row = n,
+                       .d = d,
+                       .n_expert = n_expert,
+                       .topk = topk,
+                       .x = golden_bf16(c, "x"),
+                       .bias = golden_f32(c, "bias"),
+                       .renormalize = golden_int(c, "renormalize"),
+                       .scale = golden_float(c, "scale"),
                        .expert = golden_add_out(c, GOLDEN_I32, "expert", n, topk, 0),
                        .p = golden_add_out(c, GOLDEN_F32, "p", n, topk, 0),
                        .logit = golden_add_out(c, GOLDEN_F32, "logit", n, n_expert, 0),
@@ -226,10 +243,19 @@ void golden_play_experts(op_rig *rig, golden_case *c) {
             slot[m][i] = pack_adapter(rig, &lora[m], &w[m], i);
     }
     int32_t n = golden_dim(c, "x", 0), d = golden_dim(c, "x", 1), topk = golden_dim(c, "expert", 1);
-    bi_experts_args a = {.n_row = n, .d = d, .d_ff = w[0].n_out, .n_expert = w[0].n_map, .topk = topk, .x = golden_bf16(c, "x"),
-                         .expert = golden_i32(c, "expert"), .w1 = map[0], .w3 = map[1], .w2 = map[2],
+    bi_experts_args a = {.n_row = n,
+                         .d = d,
+                         .d_ff = w[0].n_out,
+                         .n_expert = w[0].n_map,
+                         .topk = topk,
+                         .x = golden_bf16(c, "x"),
+                         .expert = golden_i32(c, "expert"),
+                         .w1 = map[0],
+                         .w3 = map[1],
+                         .w2 = map[2],
                          .act = {golden_int(c, "situ"), golden_float(c, "beta"), golden_float(c, "linear_beta")},
-                         .y = golden_add_out(c, GOLDEN_BF16, "y", n, topk, d), .fault = {golden_add_faults(c, n), GOLDEN_FAULT}};
+                         .y = golden_add_out(c, GOLDEN_BF16, "y", n, topk, d),
+                         .fault = {golden_add_faults(c, n), GOLDEN_FAULT}};
     if (with_lora) {
         a.lora1 = slot[0], a.lora3 = slot[1], a.lora2 = slot[2];
         a.row_slot = golden_i32(c, "row_slot");
@@ -264,7 +290,8 @@ static void score_slow_row(const bi_score_args *a, const bi_bf16 *w, int32_t t) 
             a->fault.row[t] = GOLDEN_FAULT;
     if (a->fault.row[t])
         return;
-    slow_softmax scaled = slow_softmax_of(logit, a->n_vocab, a->temperature[t]), raw = slow_softmax_of(logit, a->n_vocab, 1.0f);
+    slow_softmax scaled = slow_softmax_of(logit, a->n_vocab, a->temperature[t]),
+                 raw = slow_softmax_of(logit, a->n_vocab, 1.0f);
     float x = logit[a->token[t]];
     a->logprob[t] = slow_logprob(&scaled, slow_z(x, a->temperature[t]));
     a->logprob_raw[t] = slow_logprob(&raw, slow_z(x, 1.0f));
@@ -273,8 +300,13 @@ static void score_slow_row(const bi_score_args *a, const bi_bf16 *w, int32_t t) 
 
 void golden_play_score(op_rig *rig, golden_case *c) {
     int32_t n = golden_dim(c, "x", 0), d = golden_dim(c, "x", 1), n_vocab = golden_dim(c, "w", 0);
-    bi_score_args a = {.n_row = n, .d = d, .n_vocab = n_vocab, .x = golden_bf16(c, "x"), .token = golden_i32(c, "token"),
-                       .temperature = golden_f32(c, "temperature"), .logprob = golden_add_out(c, GOLDEN_F32, "logprob", n, 0, 0),
+    bi_score_args a = {.n_row = n,
+                       .d = d,
+                       .n_vocab = n_vocab,
+                       .x = golden_bf16(c, "x"),
+                       .token = golden_i32(c, "token"),
+                       .temperature = golden_f32(c, "temperature"),
+                       .logprob = golden_add_out(c, GOLDEN_F32, "logprob", n, 0, 0),
                        .logprob_raw = golden_add_out(c, GOLDEN_F32, "logprob_raw", n, 0, 0),
                        .entropy = golden_add_out(c, GOLDEN_F32, "entropy", n, 0, 0),
                        .fault = {golden_add_faults(c, n), GOLDEN_FAULT}};
@@ -288,10 +320,15 @@ void golden_play_score(op_rig *rig, golden_case *c) {
 }
 
 static bi_sampling setting_at(const golden_case *c, int32_t t) {
-    bi_sampling s = {.temperature = golden_f32(c, "temperature")[t], .min_p = golden_f32(c, "min_p")[t],
-                     .top_k = golden_i32(c, "top_k")[t], .top_p_q32 = golden_u64(c, "top_p_q32")[t],
-                     .n_top = golden_i32(c, "n_top")[t], .entropy = 1, .seed = golden_u64(c, "seed")[t],
-                     .uid_hash = golden_u64(c, "uid_hash")[t], .sample = (uint32_t)golden_i32(c, "sample")[t],
+    bi_sampling s = {.temperature = golden_f32(c, "temperature")[t],
+                     .min_p = golden_f32(c, "min_p")[t],
+                     .top_k = golden_i32(c, "top_k")[t],
+                     .top_p_q32 = golden_u64(c, "top_p_q32")[t],
+                     .n_top = golden_i32(c, "n_top")[t],
+                     .entropy = 1,
+                     .seed = golden_u64(c, "seed")[t],
+                     .uid_hash = golden_u64(c, "uid_hash")[t],
+                     .sample = (uint32_t)golden_i32(c, "sample")[t],
                      .position = golden_i32(c, "position")[t]};
     return s;
 }
@@ -317,12 +354,19 @@ void golden_play_sample(op_rig *rig, golden_case *c) {
     ck_assert_int_le(n, ROW_MAX);
     for (int32_t t = 0; t < n; t++)
         setting[t] = setting_at(c, t);
-    bi_sample_args a = {.n_row = n, .n_vocab = n_vocab, .logit = golden_f32(c, "logit"), .logit_ld = n_vocab, .setting = setting,
-                        .forced = golden_i32(c, "forced"), .token = golden_add_out(c, GOLDEN_I32, "token", n, 0, 0),
+    bi_sample_args a = {.n_row = n,
+                        .n_vocab = n_vocab,
+                        .logit = golden_f32(c, "logit"),
+                        .logit_ld = n_vocab,
+                        .setting = setting,
+                        .forced = golden_i32(c, "forced"),
+                        .token = golden_add_out(c, GOLDEN_I32, "token", n, 0, 0),
                         .logprob = golden_add_out(c, GOLDEN_F32, "logprob", n, 0, 0),
                         .logprob_raw = golden_add_out(c, GOLDEN_F32, "logprob_raw", n, 0, 0),
                         .logprob_kept = golden_add_out(c, GOLDEN_F32, "logprob_kept", n, 0, 0),
-                        .entropy = golden_add_out(c, GOLDEN_F32, "entropy", n, 0, 0), .top = top, .top_ld = top_ld};
+                        .entropy = golden_add_out(c, GOLDEN_F32, "entropy", n, 0, 0),
+                        .top = top,
+                        .top_ld = top_ld};
     int32_t *top_token = golden_add_out(c, GOLDEN_I32, "top_token", n, top_ld, 0);
     float *top_logprob = golden_add_out(c, GOLDEN_F32, "top_logprob", n, top_ld, 0);
     if (rig)

@@ -26,8 +26,8 @@ enum { K_MAX = 1024 };
 
 #define CHAIN_OF(isa)                                                                                                       \
     void bi_pack_row_##isa(const bi_bf16 *, int, int, float *, int16_t *);                                                  \
-    void bi_chain_panel_##isa(int, const float *const *, const int16_t *const *, int, const float *, const int16_t *, size_t, \
-                              float *, size_t);
+    void bi_chain_panel_##isa(int, const float *const *, const int16_t *const *, int, const float *, const int16_t *,       \
+                              size_t, float *, size_t);
 CHAIN_OF(portable)
 CHAIN_OF(avx2)
 CHAIN_OF(avx512)
@@ -35,7 +35,8 @@ CHAIN_OF(avx512)
 typedef struct chain_form {
     const char *backend;
     void (*pack_row)(const bi_bf16 *, int, int, float *, int16_t *);
-    void (*panel)(int, const float *const *, const int16_t *const *, int, const float *, const int16_t *, size_t, float *, size_t);
+    void (*panel)(int, const float *const *, const int16_t *const *, int, const float *, const int16_t *, size_t, float *,
+                  size_t);
 } chain_form;
 
 static const chain_form *form_of(const op_rig *rig) {
@@ -127,8 +128,8 @@ static void sums_slow(const golden_case *c, int32_t i, int32_t n, const sums *s)
 
 /* The first n[i] elements, by every SUM there is; SUM64 and SUM128 take at most 64 and 128 of them. */
 void golden_play_sum(op_rig *rig, golden_case *c) {
-    static const char *const name[] = {"sum",          "sum_bf16",      "squares", "squares_bf16", "products",
-                                       "products_bf16", "sum64", "sum128"};
+    static const char *const name[] = {"sum",      "sum_bf16",      "squares", "squares_bf16",
+                                       "products", "products_bf16", "sum64",   "sum128"};
     int32_t n_len = golden_dim(c, "n", 0);
     float *out[8];
     for (int i = 0; i < 8; i++)
@@ -147,22 +148,22 @@ static float (*const slow_function[N_FUNCTION])(float) = {slow_exp,  slow_log,  
                                                           slow_tanh, slow_silu, slow_softplus, slow_rsqrt};
 
 /* One function of an array, in the instructions of one set; loops so that they become vectors. */
-#define GRID(f)                       \
-    for (int32_t i = 0; i < n; i++)   \
-        y[i] = bi_##f(x[i]);          \
+#define GRID(f)                                                                                                             \
+    for (int32_t i = 0; i < n; i++)                                                                                         \
+        y[i] = bi_##f(x[i]);                                                                                                \
     break;
-#define GRID_OF(isa, target)                                                           \
-    target static void grid_##isa(int function, const float *x, int32_t n, float *y) { \
-        switch (function) {                                                            \
-        case 0: GRID(exp)                                                              \
-        case 1: GRID(log)                                                              \
-        case 2: GRID(log1p)                                                            \
-        case 3: GRID(sigmoid)                                                          \
-        case 4: GRID(tanh)                                                             \
-        case 5: GRID(silu)                                                             \
-        case 6: GRID(softplus)                                                         \
-        default: GRID(rsqrt)                                                           \
-        }                                                                              \
+#define GRID_OF(isa, target)                                                                                                \
+    target static void grid_##isa(int function, const float *x, int32_t n, float *y) {                                      \
+        switch (function) {                                                                                                 \
+        case 0: GRID(exp)                                                                                                   \
+        case 1: GRID(log)                                                                                                   \
+        case 2: GRID(log1p)                                                                                                 \
+        case 3: GRID(sigmoid)                                                                                               \
+        case 4: GRID(tanh)                                                                                                  \
+        case 5: GRID(silu)                                                                                                  \
+        case 6: GRID(softplus)                                                                                              \
+        default: GRID(rsqrt)                                                                                                \
+        }                                                                                                                   \
     }
 GRID_OF(portable, )
 GRID_OF(avx2, __attribute__((target("avx2,fma"))))
@@ -229,9 +230,12 @@ void golden_play_rng(op_rig *rig, golden_case *c) {
     int32_t n = golden_dim(c, "seed", 0);
     uint64_t *u = golden_add_out(c, GOLDEN_U64, "u", n, 0, 0);
     for (int32_t i = 0; i < n; i++) {
-        bi_sampling s = {.seed = golden_u64(c, "seed")[i], .uid_hash = golden_u64(c, "uid_hash")[i],
-                         .sample = (uint32_t)golden_i32(c, "sample")[i], .position = golden_i32(c, "position")[i]};
-        u[i] = rig ? bi_rng_u64(s.seed, (uint32_t)s.position, s.sample, BI_RNG_PURPOSE_SAMPLE, s.uid_hash) : slow_philox_u64(&s);
+        bi_sampling s = {.seed = golden_u64(c, "seed")[i],
+                         .uid_hash = golden_u64(c, "uid_hash")[i],
+                         .sample = (uint32_t)golden_i32(c, "sample")[i],
+                         .position = golden_i32(c, "position")[i]};
+        u[i] = rig ? bi_rng_u64(s.seed, (uint32_t)s.position, s.sample, BI_RNG_PURPOSE_SAMPLE, s.uid_hash)
+                   : slow_philox_u64(&s);
     }
 }
 
@@ -304,8 +308,8 @@ static bi_weightgen recipe_of(const golden_case *c) {
     char name[256] = {0};
     memcpy(name, golden_u8(c, "name"), (size_t)golden_dim(c, "name", 0));
     uint64_t key = bi_weightgen_key(golden_u64(c, "seed")[0], name);
-    return bi_weightgen_make(key, (bi_weightgen_kind)golden_int(c, "kind"), golden_float(c, "offset"), golden_float(c, "spread"),
-                             golden_int(c, "fan"));
+    return bi_weightgen_make(key, (bi_weightgen_kind)golden_int(c, "kind"), golden_float(c, "offset"),
+                             golden_float(c, "spread"), golden_int(c, "fan"));
 }
 
 /* Elements first .. first + n - 1 as f32 and bf16; of an FP4 tensor bytes and scales of these numbers. */
@@ -317,7 +321,8 @@ void golden_play_weightgen(op_rig *rig, golden_case *c) {
     *(uint64_t *)golden_add_out(c, GOLDEN_U64, "key", 1, 0, 0) = rig ? gen.key : r.key;
     *(float *)golden_add_out(c, GOLDEN_F32, "unit", 1, 0, 0) = rig ? gen.unit : r.unit;
     if (r.kind == BI_WEIGHTGEN_FP4) {
-        uint8_t *code = golden_add_out(c, GOLDEN_U8, "code", n, 0, 0), *scale = golden_add_out(c, GOLDEN_U8, "scale", n, 0, 0);
+        uint8_t *code = golden_add_out(c, GOLDEN_U8, "code", n, 0, 0),
+                *scale = golden_add_out(c, GOLDEN_U8, "scale", n, 0, 0);
         if (rig) {
             bi_weightgen_fill_fp4(&gen, first, code, (size_t)n);
             bi_weightgen_fill_scale(&gen, first, scale, (size_t)n);
@@ -364,7 +369,8 @@ void golden_play_constants(op_rig *rig, golden_case *c) {
     const int32_t *d_nope = golden_i32(c, "d_nope"), *d_rope = golden_i32(c, "d_rope"), *n_head = golden_i32(c, "n_head");
     const int32_t *d = golden_i32(c, "d"), *rank = golden_i32(c, "rank"), *rslora = golden_i32(c, "rslora");
     const float *lora_alpha = golden_f32(c, "lora_alpha");
-    float *alpha = golden_add_out(c, GOLDEN_F32, "alpha", n_att, 0, 0), *index = golden_add_out(c, GOLDEN_F32, "c", n_idx, 0, 0);
+    float *alpha = golden_add_out(c, GOLDEN_F32, "alpha", n_att, 0, 0),
+          *index = golden_add_out(c, GOLDEN_F32, "c", n_idx, 0, 0);
     float *s = golden_add_out(c, GOLDEN_F32, "s", n_lora, 0, 0);
     for (int32_t i = 0; i < n_att; i++)
         alpha[i] = rig ? bi_const_attn_alpha(d_nope[i], d_rope[i]) : slow_over_sqrt(1, d_nope[i] + d_rope[i]);

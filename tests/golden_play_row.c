@@ -14,7 +14,11 @@ static void clear_faulty(const uint32_t *fault, int32_t n_row, void *y, size_t r
 
 void golden_play_embed(op_rig *rig, golden_case *c) {
     int32_t n = golden_dim(c, "token", 0), d = golden_dim(c, "table", 1);
-    bi_embed_args a = {n, d, golden_dim(c, "table", 0), golden_i32(c, "token"), golden_bf16(c, "table"),
+    bi_embed_args a = {n,
+                       d,
+                       golden_dim(c, "table", 0),
+                       golden_i32(c, "token"),
+                       golden_bf16(c, "table"),
                        golden_add_out(c, GOLDEN_BF16, "y", n, d, 0)};
     if (rig)
         CHECK_OK(rig->backend.op->embed(rig->backend.ctx, &a));
@@ -24,8 +28,15 @@ void golden_play_embed(op_rig *rig, golden_case *c) {
 
 static bi_norm_args norm_args(golden_case *c) {
     int32_t n = golden_dim(c, "x", 0), d = golden_dim(c, "x", 1);
-    bi_norm_args a = {n, d, golden_bf16(c, "x"), d, golden_f32(c, "w"), golden_has(c, "b") ? golden_f32(c, "b") : NULL,
-                      golden_float(c, "eps"), golden_add_out(c, GOLDEN_BF16, "y", n, d, 0), d,
+    bi_norm_args a = {n,
+                      d,
+                      golden_bf16(c, "x"),
+                      d,
+                      golden_f32(c, "w"),
+                      golden_has(c, "b") ? golden_f32(c, "b") : NULL,
+                      golden_float(c, "eps"),
+                      golden_add_out(c, GOLDEN_BF16, "y", n, d, 0),
+                      d,
                       {golden_add_faults(c, n), GOLDEN_FAULT}};
     return a;
 }
@@ -65,8 +76,14 @@ void golden_play_conv(op_rig *rig, golden_case *c) {
     golden_step step;
     for (int i = 0; golden_step_of(c, i, &step); i++) {
         int64_t at = (int64_t)step.first_row * n_chan;
-        bi_conv_args a = {&step.batch, n_chan, x + at, n_chan, golden_f32(c, "w"),
-                          {(unsigned char *)history, sizeof *history * 3 * (size_t)n_chan, NULL}, y + at, n_chan};
+        bi_conv_args a = {&step.batch,
+                          n_chan,
+                          x + at,
+                          n_chan,
+                          golden_f32(c, "w"),
+                          {(unsigned char *)history, sizeof *history * 3 * (size_t)n_chan, NULL},
+                          y + at,
+                          n_chan};
         if (rig)
             CHECK_OK(rig->backend.op->conv(rig->backend.ctx, &a));
         else
@@ -76,9 +93,17 @@ void golden_play_conv(op_rig *rig, golden_case *c) {
 
 void golden_play_kda_gate(op_rig *rig, golden_case *c) {
     int32_t n = golden_dim(c, "f", 0), n_head = golden_dim(c, "f", 1), d = golden_dim(c, "f", 2);
-    bi_kda_gate_args a = {n, n_head, d, golden_bf16(c, "f"), golden_bf16(c, "b"), golden_f32(c, "a_log"),
-                          golden_f32(c, "dt_bias"), golden_int(c, "bounded"), golden_float(c, "lower_bound"),
-                          golden_add_out(c, GOLDEN_F32, "a", n, n_head, d), golden_add_out(c, GOLDEN_F32, "beta", n, n_head, 0)};
+    bi_kda_gate_args a = {n,
+                          n_head,
+                          d,
+                          golden_bf16(c, "f"),
+                          golden_bf16(c, "b"),
+                          golden_f32(c, "a_log"),
+                          golden_f32(c, "dt_bias"),
+                          golden_int(c, "bounded"),
+                          golden_float(c, "lower_bound"),
+                          golden_add_out(c, GOLDEN_F32, "a", n, n_head, d),
+                          golden_add_out(c, GOLDEN_F32, "beta", n, n_head, 0)};
     if (rig)
         CHECK_OK(rig->backend.op->kda_gate(rig->backend.ctx, &a));
     else
@@ -112,11 +137,20 @@ static void kda_run(op_rig *rig, golden_case *c, const bi_kda_args *whole) {
 void golden_play_kda(op_rig *rig, golden_case *c) {
     int32_t n = golden_dim(c, "q", 0), n_head = golden_dim(c, "q", 1), d = golden_dim(c, "q", 2), n_seq = sequence_count(c);
     size_t n_state = (size_t)(n_seq * n_head * d) * (size_t)d;
-    float *o = golden_add_out(c, GOLDEN_F32, "o", n, n_head, d), *state = golden_add_out(c, GOLDEN_F32, "state", n_seq * n_head, d, d);
+    float *o = golden_add_out(c, GOLDEN_F32, "o", n, n_head, d),
+          *state = golden_add_out(c, GOLDEN_F32, "state", n_seq * n_head, d, d);
     float *kept = br_arena_take(c->arena, sizeof *kept * n_state, 64);
-    bi_kda_args a = {NULL, n_head, d, golden_bf16(c, "q"), golden_bf16(c, "k"), golden_bf16(c, "v"), n_head * d,
-                     golden_f32(c, "a"), golden_f32(c, "beta"),
-                     {(unsigned char *)kept, sizeof *kept * (size_t)(n_head * d * d), NULL}, o,
+    bi_kda_args a = {NULL,
+                     n_head,
+                     d,
+                     golden_bf16(c, "q"),
+                     golden_bf16(c, "k"),
+                     golden_bf16(c, "v"),
+                     n_head * d,
+                     golden_f32(c, "a"),
+                     golden_f32(c, "beta"),
+                     {(unsigned char *)kept, sizeof *kept * (size_t)(n_head * d * d), NULL},
+                     o,
                      {golden_add_faults(c, n), GOLDEN_FAULT}};
     kda_run(rig, c, &a);
     if (rig)
@@ -127,8 +161,15 @@ void golden_play_kda(op_rig *rig, golden_case *c) {
 
 void golden_play_kda_norm(op_rig *rig, golden_case *c) {
     int32_t n = golden_dim(c, "o", 0), n_head = golden_dim(c, "o", 1), d = golden_dim(c, "o", 2);
-    bi_kda_norm_args a = {n, n_head, d, golden_f32(c, "o"), golden_f32(c, "w"), golden_bf16(c, "gate"), golden_float(c, "eps"),
-                          golden_add_out(c, GOLDEN_BF16, "y", n, n_head, d), {golden_add_faults(c, n), GOLDEN_FAULT}};
+    bi_kda_norm_args a = {n,
+                          n_head,
+                          d,
+                          golden_f32(c, "o"),
+                          golden_f32(c, "w"),
+                          golden_bf16(c, "gate"),
+                          golden_float(c, "eps"),
+                          golden_add_out(c, GOLDEN_BF16, "y", n, n_head, d),
+                          {golden_add_faults(c, n), GOLDEN_FAULT}};
     if (rig)
         CHECK_OK(rig->backend.op->kda_norm(rig->backend.ctx, &a));
     else
@@ -138,7 +179,11 @@ void golden_play_kda_norm(op_rig *rig, golden_case *c) {
 
 void golden_play_glu(op_rig *rig, golden_case *c) {
     int32_t n = golden_dim(c, "g", 0), d = golden_dim(c, "g", 1);
-    bi_glu_args a = {n, d, golden_f32(c, "g"), golden_f32(c, "u"), d,
+    bi_glu_args a = {n,
+                     d,
+                     golden_f32(c, "g"),
+                     golden_f32(c, "u"),
+                     d,
                      {golden_int(c, "situ"), golden_float(c, "beta"), golden_float(c, "linear_beta")},
                      golden_add_out(c, GOLDEN_BF16, "y", n, d, 0)};
     if (rig)
@@ -154,8 +199,15 @@ void golden_play_attnres(op_rig *rig, golden_case *c) {
     for (int32_t i = 0; i < n_bank; i++)
         row[i] = bank + (int64_t)i * n * d;
     float *w = golden_add_out(c, GOLDEN_F32, "w", d, 0, 0);
-    bi_attnres_args a = {n, d, n_bank, row, golden_bf16(c, "p"), w, golden_float(c, "eps"),
-                         golden_add_out(c, GOLDEN_BF16, "y", n, d, 0), {golden_add_faults(c, n), GOLDEN_FAULT}};
+    bi_attnres_args a = {n,
+                         d,
+                         n_bank,
+                         row,
+                         golden_bf16(c, "p"),
+                         w,
+                         golden_float(c, "eps"),
+                         golden_add_out(c, GOLDEN_BF16, "y", n, d, 0),
+                         {golden_add_faults(c, n), GOLDEN_FAULT}};
     if (rig) {
         rig->backend.op->attnres_weight(w, golden_f32(c, "norm"), golden_f32(c, "proj"), d);
         CHECK_OK(rig->backend.op->attnres(rig->backend.ctx, &a));
@@ -168,7 +220,11 @@ void golden_play_attnres(op_rig *rig, golden_case *c) {
 
 void golden_play_residual(op_rig *rig, golden_case *c) {
     int32_t n = golden_dim(c, "a", 0), d = golden_dim(c, "a", 1);
-    bi_residual_args a = {n, d, golden_bf16(c, "a"), golden_bf16(c, "b"), golden_add_out(c, GOLDEN_BF16, "y", n, d, 0),
+    bi_residual_args a = {n,
+                          d,
+                          golden_bf16(c, "a"),
+                          golden_bf16(c, "b"),
+                          golden_add_out(c, GOLDEN_BF16, "y", n, d, 0),
                           {golden_add_faults(c, n), GOLDEN_FAULT}};
     if (rig)
         CHECK_OK(rig->backend.op->residual(rig->backend.ctx, &a));

@@ -29,7 +29,7 @@ br_status br_file_map(const char *path, br_map *out) {
     br_status status = BR_OK;
     struct stat info;
     *out = (br_map){0};
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); /* a pipe without a writer would hold us up for ever */
     if (fd < 0)
         return br_fail(errno == ENOENT ? BR_E_NOT_FOUND : BR_E_IO, "%s: cannot open: %s", path, strerror(errno));
     if (fstat(fd, &info) != 0) {
@@ -113,6 +113,18 @@ br_status br_file_make_dir(const char *path) {
 
 int br_file_exists(const char *path) {
     return access(path, F_OK) == 0;
+}
+
+br_status br_file_check_regular(const char *path) {
+    struct stat info;
+    if (stat(path, &info) != 0)
+        return br_fail(errno == ENOENT ? BR_E_NOT_FOUND : BR_E_IO, "%s: cannot open: %s", path, strerror(errno));
+    return S_ISREG(info.st_mode) ? BR_OK : br_fail(BR_E_IO, "%s: expected a regular file", path);
+}
+
+int br_file_is_same(const char *a, const char *b) {
+    struct stat of_a, of_b;
+    return stat(a, &of_a) == 0 && stat(b, &of_b) == 0 && of_a.st_dev == of_b.st_dev && of_a.st_ino == of_b.st_ino;
 }
 
 br_status br_file_join(char out[BR_PATH_BYTES], const char *dir, const char *name) {

@@ -13,6 +13,8 @@ void br_file_unmap(br_map *map);
 br_status br_file_write(const char *path, const void *bytes, size_t n);
 br_status br_file_make_dir(const char *path); /* with parents; an existing folder is fine */
 int br_file_exists(const char *path);
+br_status br_file_check_regular(const char *path);   /* BR_E_NOT_FOUND, BR_E_IO: before a library opens it by name */
+int br_file_is_same(const char *a, const char *b);   /* one file under two names; 0 when either is missing */
 /* "dir/name" into out. name must be a relative path without "..": BR_E_FORMAT otherwise. BR_E_LIMIT when too long. */
 enum { BR_PATH_BYTES = 4096 };
 br_status br_file_join(char out[BR_PATH_BYTES], const char *dir, const char *name);

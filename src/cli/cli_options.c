@@ -211,6 +211,8 @@ static int verb_bit_of(const cli_verb *verb) {
 }
 
 static int add_positional(cli *c, const cli_verb *verb, const char *text) {
+    if (!text[0])
+        return complain("expected a path", verb->name, text);
     if (c->n_positional == verb->n_positional)
         return complain("expected an option", verb->name, text);
     c->positional[c->n_positional++] = text;

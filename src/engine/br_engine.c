@@ -72,12 +72,12 @@ static br_status open_parts(br_engine *e) {
     br_engine_options *o = &e->options;
     int64_t room = (int64_t)o->kv_pages * BR_PAGE_TOK;
     int32_t n_tok_max = o->max_tok ? o->max_tok : e->loaded.config.position_max;
-    n_tok_max = n_tok_max < room ? n_tok_max : (int32_t)room;
+    e->n_tok_max = n_tok_max < room ? n_tok_max : (int32_t)room;
     e->n_request_max = 2 * o->max_seqs;
     e->n_queue_max = 2 * e->n_request_max; /* a step's tokens and the ends of all that are aborted before the next */
     sched_options options = {
         .n_seq_max = o->max_seqs, .chunk_tokens = o->chunk_tokens, .n_page = o->kv_pages, .n_state = 2 * o->max_seqs + KEPT_STATES_EXTRA,
-        .n_queue_max = e->n_request_max, .n_tok_max = n_tok_max, .state_every = o->state_every,
+        .n_queue_max = e->n_request_max, .n_tok_max = e->n_tok_max, .state_every = o->state_every,
         .preempt_every = o->preempt_every, .prefix_cache = !o->no_prefix_cache,
     };
     BR_TRY(sched_open(&options, &e->sched));

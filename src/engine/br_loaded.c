@@ -6,12 +6,6 @@
 #include <stdio.h>
 
 #include <string.h>
-#include <unistd.h>
-
-static int32_t default_thread_count(void) {
-    long n = sysconf(_SC_NPROCESSORS_ONLN);
-    return n < 1 ? 1 : n > BR_THREAD_MAX ? BR_THREAD_MAX : (int32_t)n;
-}
 
 static br_status check_options(const br_engine_options *options) {
     if (!options->model_dir)
@@ -36,19 +30,20 @@ static br_status open_model(br_loaded *loaded, const br_weights *weights) {
 br_status br_loaded_open(const br_engine_options *options, int32_t n_row_max, int32_t n_pos_max, br_loaded *out) {
     br_status status;
     br_weights *weights = NULL;
+    const int whole = n_pos_max > 0;
     memset(out, 0, sizeof *out);
     BR_TRY(check_options(options));
     BR_TRY(br_config_read(options->model_dir, &out->config));
-    if (n_pos_max > out->config.position_max)
-        return br_fail(BR_E_ARG, "sequences of %d tokens asked, but %s has max_position_embeddings %d", n_pos_max, options->model_dir, out->config.position_max);
     out->config_digest = br_hash_bytes(&out->config, sizeof out->config);
-    out->n_row_max = n_row_max;
-    out->n_pos_max = n_pos_max ? n_pos_max : out->config.position_max;
+    if (n_pos_max <= 0 || n_pos_max > out->config.position_max)
+        n_pos_max = out->config.position_max;
+    out->n_pos_max = n_pos_max;
+    out->n_row_max = whole && n_row_max < n_pos_max ? n_pos_max : n_row_max;
     BR_TRY_GOTO(br_weights_open(options->model_dir, &out->config, &weights), exit);
     BR_TRY_GOTO(br_weights_check_data(weights), exit);
     out->weights_digest = br_weights_digest(weights);
     BR_TRY_GOTO(lora_open(&out->config, options->adapter, options->n_adapter, options->allow_zero_adapter, &out->adapters), exit);
-    BR_TRY_GOTO(br_pool_open(options->n_thread ? options->n_thread : default_thread_count(), &out->pool), exit);
+    BR_TRY_GOTO(br_pool_open(options->n_thread ? options->n_thread : br_pool_core_count(), &out->pool), exit);
     BR_TRY_GOTO(open_model(out, weights), exit);
 exit:
     br_weights_close(weights);
@@ -78,6 +73,12 @@ br_status br_loaded_slot(const br_loaded *loaded, const char *adapter, int32_t *
         snprintf(names + used, sizeof names - used, ", %s", lora_name(loaded->adapters, i));
     }
     return br_fail(BR_E_NOT_FOUND, "adapter '%s' is not loaded; loaded are: %s", adapter, names);
+}
+
+br_status br_loaded_check_length(const br_loaded *loaded, int32_t n_tok) {
+    if (n_tok <= loaded->n_pos_max)
+        return BR_OK;
+    return br_fail(BR_E_LIMIT, "a sequence of %d tokens: expected at most max_position_embeddings, %d", n_tok, loaded->config.position_max);
 }
 
 br_digest br_loaded_adapter_digest(const br_loaded *loaded, int32_t slot) {

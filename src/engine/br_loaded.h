@@ -16,12 +16,15 @@ typedef struct br_loaded {
     int32_t n_row_max, n_pos_max;
 } br_loaded;
 
-/* n_pos_max 0: the model's own longest. Errors as br_engine_open; *out is closed again on error. */
+/* n_pos_max: the longest sequence to come, cut to max_position_embeddings; 0: that. n_row_max: rows at once, raised so that a
+ * sequence of n_pos_max > 0 fits whole. Errors as br_engine_open; *out is closed again on error. */
 br_status br_loaded_open(const br_engine_options *options, int32_t n_row_max, int32_t n_pos_max, br_loaded *out);
 void br_loaded_close(br_loaded *loaded);
 
 /* -1 for NULL or "base", else the slot; BR_E_NOT_FOUND names the adapter and those that are loaded. */
 br_status br_loaded_slot(const br_loaded *loaded, const char *adapter, int32_t *slot);
+/* BR_E_LIMIT when a sequence of n_tok has positions behind n_pos_max. */
+br_status br_loaded_check_length(const br_loaded *loaded, int32_t n_tok);
 br_digest br_loaded_adapter_digest(const br_loaded *loaded, int32_t slot); /* slot -1: 0, 0 */
 /* Fills the digests and adapter names of a report. */
 br_status br_loaded_report(const br_loaded *loaded, br_report *report);

@@ -26,6 +26,7 @@ struct br_engine {
     br_loaded loaded;
     br_engine_options options; /* defaults filled in */
     sched *sched;
+    int32_t n_tok_max;       /* longest sequence that can ever run */
     engine_request *request; /* (n_request_max) */
     int32_t n_request_max;
     uint64_t n_submitted;

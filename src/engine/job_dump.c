@@ -20,8 +20,9 @@ typedef struct dump {
     int64_t n_tok;
 } dump;
 
+/* A sequence that ended in error has no rows that anybody computed. */
 static int wanted(const dump *d, int64_t i) {
-    return d->options->seq < 0 || d->options->seq == i;
+    return (d->options->seq < 0 || d->options->seq == i) && !d->input.seq[i].status;
 }
 
 /* Rows that predict a given token; the only row of a sequence of one token. */
@@ -58,6 +59,7 @@ static br_status score_one(dump *d, scorer *s, br_loaded *loaded, int64_t i, uin
     const char *adapter = d->options->adapter_override ? d->options->adapter_override : seq->adapter;
     scorer_seq item = {.token = seq->token, .n_tok = seq->n_tok, .temperature = seq->temperature, .logprob = logprob, .logprob_raw = raw};
     BR_TRY(br_loaded_slot(loaded, adapter, &item.slot));
+    BR_TRY(br_loaded_check_length(loaded, seq->n_tok));
     for (int32_t t = 0; t < seq->n_tok; t++) {
         d->row_seq[t] = row_wanted(d, seq, t) ? (int32_t)i : -1;
         d->row_pos[t] = t;
@@ -79,8 +81,8 @@ static br_status dump_scored(dump *d, br_report *report) {
     br_loaded loaded;
     scorer *s = NULL;
     uint32_t *bits = NULL;
-    const int32_t n_row_max = d->input.n_tok_max > d->options->pack_tokens ? d->input.n_tok_max : d->options->pack_tokens;
-    BR_TRY(br_loaded_open(&d->options->engine, n_row_max, d->input.n_tok_max, &loaded));
+    BR_TRY(br_loaded_open(&d->options->engine, d->options->pack_tokens, d->input.n_tok_max, &loaded));
+    const int32_t n_row_max = loaded.n_row_max;
     BR_TRY_GOTO(open_rows(d, n_row_max), exit);
     BR_TRY_GOTO(br_mem_alloc((void **)&bits, (size_t)n_row_max * 2 * sizeof *bits, "the dump"), exit);
     BR_TRY_GOTO(scorer_open(&loaded, &s), exit);

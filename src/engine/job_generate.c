@@ -6,6 +6,7 @@
 #include "engine_parts.h"
 
 #include "br_file.h"
+#include "job_output.h"
 #include "logprob_digest.h"
 #include "prompts.h"
 #include "receipt.h"
@@ -92,14 +93,16 @@ static void fill_meta(generate *g) {
     g->meta.run_uid = run_uid(&run);
 }
 
+/* The longest record: a text that fits, or the prompt of one that will be refused. */
 static int32_t tok_max(const generate *g) {
     int64_t most = 1;
     for (int64_t i = 0; i < prompts_count(g->lines); i++) {
         const prompt_line *line = prompts_at(g->lines, i);
-        const int64_t n = (int64_t)line->n_token + line->sampling.max_new;
+        const int64_t whole = (int64_t)line->n_token + line->sampling.max_new;
+        const int64_t n = whole <= g->engine->n_tok_max ? whole : line->n_token;
         most = n > most ? n : most;
     }
-    return most > BR_POSITION_MAX ? BR_POSITION_MAX : (int32_t)most;
+    return (int32_t)most;
 }
 
 static br_status mark_done(generate *g, const rollout_reader *reader) {
@@ -261,6 +264,7 @@ static br_status open_parts(generate *g) {
     const br_generate_options *o = g->options;
     if (o->n_sample < 0 || o->n_sample >= 1 << 24)
         return br_fail(BR_E_ARG, "%d samples a prompt: expected 1 to 2^24 - 1", o->n_sample);
+    BR_TRY(job_output_check(o->out_path, o->prompts_path));
     BR_TRY(prompts_read(o->prompts_path, &o->sampling, &g->lines));
     BR_TRY(br_engine_open(&o->engine, &g->engine));
     BR_TRY(br_loaded_report(&g->engine->loaded, g->report));

@@ -2,6 +2,7 @@
  *
  * Layer: engine. Whole sequences in packs, in file order; the log-probs of every token but the first. A sequence that cannot
  * be scored is recorded with its error, the rest completes. */
+#include "job_output.h"
 #include "logprob_digest.h"
 #include "receipt.h"
 #include "report.h"
@@ -72,6 +73,7 @@ static br_status note_error(score *s, rollout_seq *seq, br_status error) {
 static br_status prepare(const score *s, const rollout_seq *seq, scorer_seq *out) {
     *out = (scorer_seq){.token = seq->token, .n_tok = seq->n_tok, .temperature = seq->temperature};
     BR_TRY(br_loaded_slot(&s->loaded, seq->adapter, &out->slot));
+    BR_TRY(br_loaded_check_length(&s->loaded, seq->n_tok));
     for (int32_t t = 0; t < seq->n_tok; t++)
         if (seq->token[t] < 0 || seq->token[t] >= s->loaded.config.n_vocab)
             return br_fail(BR_E_ARG, "token %d at position %d: expected 0 to %d", seq->token[t], t, s->loaded.config.n_vocab - 1);
@@ -159,14 +161,24 @@ static br_status run(score *s) {
     return BR_OK;
 }
 
+/* The unscored array is as long as the longest sequence, one that is too long to run included. */
+static br_status open_bits(score *s) {
+    size_t n_row = (size_t)s->loaded.n_row_max, n_unscored = n_row;
+    for (int64_t i = 0; i < s->input.n_seq; i++)
+        n_unscored = (size_t)s->input.seq[i].n_tok > n_unscored ? (size_t)s->input.seq[i].n_tok : n_unscored;
+    BR_TRY(br_mem_alloc((void **)&s->bits, (3 * n_row + n_unscored) * sizeof(uint32_t), "log-probs of a pack"));
+    for (size_t t = 0; t < n_unscored; t++)
+        s->bits[3 * n_row + t] = BR_UNSCORED;
+    return BR_OK;
+}
+
 static br_status open_parts(score *s) {
     const br_score_options *o = s->options;
-    int32_t pack = o->pack_tokens ? o->pack_tokens : DEFAULT_PACK;
+    const int32_t pack = o->pack_tokens ? o->pack_tokens : DEFAULT_PACK;
     if (pack < 1 || pack > BR_POSITION_MAX)
         return br_fail(BR_E_ARG, "pack_tokens %d: expected 1 to %d", pack, BR_POSITION_MAX);
+    BR_TRY(job_output_check(o->out_path, o->in_path));
     BR_TRY(score_input_open(o->in_path, &s->input));
-    if (pack < s->input.n_tok_max)
-        pack = s->input.n_tok_max; /* a sequence is never cut */
     BR_TRY(br_loaded_open(&o->engine, pack, s->input.n_tok_max ? s->input.n_tok_max : 1, &s->loaded));
     BR_TRY(br_loaded_report(&s->loaded, s->report));
     if (s->input.from_rollout && !br_digest_equal(s->input.meta.config_digest, s->loaded.config_digest))
@@ -176,9 +188,7 @@ static br_status open_parts(score *s) {
         BR_TRY(br_loaded_slot(&s->loaded, o->adapter_override, &slot));
     }
     BR_TRY(scorer_open(&s->loaded, &s->scorer));
-    BR_TRY(br_mem_alloc((void **)&s->bits, 4 * (size_t)pack * sizeof(uint32_t), "log-probs of a pack"));
-    for (int32_t t = 0; t < pack; t++)
-        s->bits[3 * (size_t)pack + (size_t)t] = BR_UNSCORED;
+    BR_TRY(open_bits(s));
     BR_TRY(br_mem_alloc((void **)&s->leaf, (size_t)s->input.n_seq * sizeof *s->leaf, "digests of sequences"));
     BR_TRY(fill_meta(s));
     return rollout_create(o->out_path, &s->meta, &s->file);

@@ -103,6 +103,7 @@ static br_status recompute(verify *v, int64_t i) {
     BR_TRY(br_loaded_slot(&v->loaded, seq->adapter, &item.slot));
     if (!br_digest_equal(seq->adapter_digest, br_loaded_adapter_digest(&v->loaded, item.slot)))
         return br_fail(BR_E_MISMATCH, "%s#%u: made with another adapter '%s' than the one given", seq->uid, seq->sample, seq->adapter);
+    BR_TRY(br_loaded_check_length(&v->loaded, seq->n_tok));
     if (seq->stop != BR_STOP_ABORT)
         BR_TRY(check_end(v, seq));
     BR_TRY(scorer_forward(v->scorer, &item, 1, NULL, &final));
@@ -129,8 +130,7 @@ static br_status open_block(verify *v) {
 
 static br_status open_model(verify *v) {
     const rollout_meta *meta = &v->input.meta;
-    const int32_t n_row = v->input.n_tok_max > LOGIT_ROWS ? v->input.n_tok_max : LOGIT_ROWS;
-    BR_TRY(br_loaded_open(&v->options->engine, n_row, v->input.n_tok_max, &v->loaded));
+    BR_TRY(br_loaded_open(&v->options->engine, LOGIT_ROWS, v->input.n_tok_max, &v->loaded));
     BR_TRY(br_loaded_report(&v->loaded, v->report));
     if (!br_digest_equal(meta->contract_digest, br_contract_digest()))
         return br_fail(BR_E_MISMATCH, "%s was made under another numeric contract than this build's", v->options->path);

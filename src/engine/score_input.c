@@ -56,7 +56,7 @@ static br_status finish(br_status status, score_input *input) {
     if (status != BR_OK)
         score_input_close(input);
     for (int64_t i = 0; i < input->n_seq; i++)
-        if (input->seq[i].n_tok > input->n_tok_max)
+        if (!input->seq[i].status && input->seq[i].n_tok > input->n_tok_max)
             input->n_tok_max = input->seq[i].n_tok;
     return status;
 }

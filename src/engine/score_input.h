@@ -9,7 +9,7 @@
 typedef struct score_input {
     rollout_seq *seq; /* (n_seq), in file order; pointers live as long as the input */
     int64_t n_seq;
-    int32_t n_tok_max;   /* longest sequence; 0 when there is none */
+    int32_t n_tok_max;   /* longest sequence that did not end in error; 0 when there is none */
     int32_t from_rollout;
     rollout_meta meta;   /* of a rollout file; zero otherwise */
     uint8_t *no_mask;    /* (n_tok_max) zeros: of a prompt nothing was sampled */

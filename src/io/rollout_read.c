@@ -33,8 +33,7 @@ static const int64_t *offsets_of(const rollout_reader *r) {
 
 /* A file whose writer was killed, or still writes, opens in the second way only. */
 static br_status open_file(rollout_reader *r) {
-    if (!br_file_exists(r->path))
-        return br_fail(BR_E_NOT_FOUND, "%s: no such file", r->path);
+    BR_TRY(br_file_check_regular(r->path));
     r->file = H5Fopen(r->path, H5F_ACC_RDONLY, H5P_DEFAULT);
     if (r->file >= 0)
         return BR_OK;

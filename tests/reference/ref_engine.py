@@ -61,7 +61,7 @@ class Engine:
         rng = np.random.default_rng(7)
         prompts = [rng.integers(3, config["vocab_size"], n) for n in PROMPT_LENGTHS]
         settings = [{"max_new": total - n} for n, total in zip(PROMPT_LENGTHS, TOTAL_LENGTHS)]
-        use = ["--model", self.model, "--adapter", "tuned=" + self.adapter]
+        use = ["--model", self.model, "--adapter", "tuned=" + self.adapter, "--threads", "1"]
         rolled, scored = self.path(adapter + ".rolled.h5"), self.path(adapter + ".scored.h5")
         self.run("generate", *use, "--prompts", self.write_prompts(adapter + ".prompts", prompts, adapter, settings),
                  "--out", rolled, "--temperature", "1", "--ignore-eos", "--top-logprobs", "1", "--seed", "3")

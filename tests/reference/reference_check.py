@@ -59,7 +59,7 @@ def choice_errors(scores, chosen, visible, k):
     scale = np.max(np.where(visible, np.abs(scores), 0.0), axis=1)
     too_low = np.max(np.where(chosen, threshold - masked, 0.0), axis=1)
     left_out = np.max(np.where(visible & ~chosen, masked - threshold, 0.0), axis=1)
-    error = np.maximum(np.maximum(too_low, left_out), 0.0) / scale
+    error = np.maximum(np.maximum(too_low, left_out), 0.0) / np.maximum(scale, 1e-30)  # all scores of a row may be 0
     return np.where(np.sum(chosen, axis=1) == n_choose, error, np.inf)
 
 
