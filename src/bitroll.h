@@ -48,6 +48,7 @@ typedef struct br_digest {
 const char *br_status_name(br_status status); /* static string */
 const char *br_last_error(void);              /* of this thread; valid until its next failing call */
 const char *br_version(void);
+int32_t br_abi_version(void); /* BR_ABI_VERSION of the library that runs: compare before the first call */
 br_digest br_contract_digest(void); /* of every constant that can move a bit */
 
 /* ---- engine ---------------------------------------------------------------------------------------------------------- */
@@ -73,7 +74,7 @@ typedef struct br_engine_options {
     int32_t state_every;        /* keep a KDA state every so many tokens, a multiple of 64 [256]; -1: only at prompt_len - 1 */
     int32_t preempt_every;      /* test aid: preempt the youngest running sequence at every n-th step [0, never] */
     int32_t no_prefix_cache;    /* 1: nothing is shared between sequences */
-    int32_t max_tok;            /* longest sequence, prompt and response [min(max_position_embeddings, kv_pages * 64)] */
+    int32_t max_tok;            /* longest sequence, prompt and response; cut to what position_max and pages hold [that] */
 } br_engine_options;
 
 /* Loads, checks and packs everything; afterwards nothing of ours allocates until close.
@@ -82,6 +83,10 @@ br_status br_engine_open(const br_engine_options *options, br_engine **out);
 void br_engine_close(br_engine *engine); /* NULL is a no-op; requests still running are dropped */
 br_digest br_engine_weights_digest(const br_engine *engine);
 br_status br_engine_adapter_digest(const br_engine *engine, const char *name, br_digest *out); /* "base" gives 0, 0 */
+
+enum { BR_STOP_MAX = 16, BR_TOP_LOGPROBS_MAX = 20, BR_UID_BYTES_MAX = 255 };
+
+#define BR_UNSCORED 0x7fc00000u /* bits in the place of a log-prob that was not computed */
 
 /* Temperature 0 is greedy; else 2^-10 <= temperature <= 2^10. Use br_sampling_default() and change fields. */
 typedef struct br_sampling {
@@ -95,10 +100,8 @@ typedef struct br_sampling {
     int32_t top_logprobs;   /* 0..BR_TOP_LOGPROBS_MAX alternatives a token */
     int32_t entropy;        /* 1: entropy of the full softmax at this temperature */
     int32_t n_stop;         /* stop tokens, at most BR_STOP_MAX */
-    int32_t stop[16];
+    int32_t stop[BR_STOP_MAX];
 } br_sampling;
-
-enum { BR_STOP_MAX = 16, BR_TOP_LOGPROBS_MAX = 20, BR_UID_BYTES_MAX = 255 };
 
 br_sampling br_sampling_default(void);
 
@@ -128,7 +131,7 @@ typedef struct br_token {
     uint32_t logprob;      /* full softmax of logits / temperature: the one that trainers mean */
     uint32_t logprob_raw;  /* at temperature 1 */
     uint32_t logprob_kept; /* over what the filters kept */
-    uint32_t entropy;      /* 0x7fc00000 unless asked for */
+    uint32_t entropy;      /* BR_UNSCORED unless asked for */
     int32_t last;          /* 1: the sequence ends with this token */
     br_stop_reason stop;   /* meaningful when last */
 } br_token;
@@ -141,7 +144,7 @@ typedef struct br_top_logprob {
 /* Queues a request. Errors: BR_E_ARG (token out of range, empty prompt, bad settings), BR_E_NOT_FOUND (adapter),
  * BR_E_CAPACITY (prompt and max_new can never fit), BR_E_LIMIT (queue full: poll first). Never blocks. */
 br_status br_submit(br_engine *engine, const br_request *request, uint64_t *id);
-br_status br_abort(br_engine *engine, uint64_t id); /* the sequence ends at the next step with BR_STOP_ABORT */
+br_status br_abort(br_engine *engine, uint64_t id); /* its last token, BR_STOP_ABORT, is handed out by the next poll */
 /* Runs one step if no token is waiting, then hands out up to n_max tokens, oldest first. *done 1 when no request and no token
  * is left. A request that ends without a token (error, abort) hands out token -1 with last = 1; see br_request_error.
  * Errors: of the step itself; the engine can then only be closed. */
@@ -227,7 +230,6 @@ typedef struct br_dump_options {
     int32_t through_engine;       /* 0: the scoring forward; 1: the paged engine, the given tokens forced */
     int32_t choices;              /* 1: also the chosen experts and index sets */
     int32_t seq, pos_min, pos_max; /* -1: all */
-    int32_t pack_tokens;
     const char *adapter_override;
 } br_dump_options;
 br_status br_job_dump(const br_dump_options *options, br_line line, void *context, br_report *report);

@@ -139,7 +139,7 @@ void rig_score(const rig_model *model, int32_t pack, int32_t n_thread, const rig
     br_engine_options options = rig_options(model);
     scorer_seq *seq = rig_alloc((size_t)n, sizeof *seq);
     options.n_thread = n_thread;
-    CHECK_OK(br_loaded_open(&options, pack, RIG_TOK_MAX, &loaded));
+    CHECK_OK(br_loaded_open(&options, pack, RIG_TOK_MAX, 1, &loaded));
     CHECK_OK(scorer_open(&loaded, &s));
     for (int i = 0; i < n; i++) {
         out[i] = text[i];

@@ -79,9 +79,7 @@ static void check_kimi_k3_skeleton(const br_config *c) {
     ck_assert_int_eq(c->n_dense_layer, 1);
     ck_assert_int_eq(c->d_ff, 33792);
     ck_assert_int_eq(c->position_max, 1048576);
-    ck_assert_int_eq(c->bos_id, 163584);
     ck_assert_int_eq(c->eos_id, 163586);
-    ck_assert_int_eq(c->pad_id, 163839);
     ck_assert(c->norm_eps == 1e-5f && c->lora_norm_eps == 1e-5f);
     ck_assert_int_eq(c->kda_n_head, 96);
     ck_assert_int_eq(c->kda_d_head, 128);

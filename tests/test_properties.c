@@ -51,7 +51,7 @@ static void look(void *context, br_stage stage, int32_t layer, const br_piece *p
 static void open_watch(watch *w, const rig_model *m) {
     const br_engine_options options = rig_options(m);
     memset(w, 0, sizeof *w);
-    CHECK_OK(br_loaded_open(&options, SEQ_LEN, SEQ_LEN, &w->loaded));
+    CHECK_OK(br_loaded_open(&options, SEQ_LEN, SEQ_LEN, 1, &w->loaded));
     CHECK_OK(scorer_open(&w->loaded, &w->scorer));
     w->load = rig_alloc((size_t)(w->loaded.config.n_layer * w->loaded.config.n_expert), sizeof *w->load);
 }

@@ -271,7 +271,7 @@ START_TEST(a_sealed_thread_may_write) {
     CHECK_OK(rollout_append(w, &f.seq));
     CHECK_OK(rollout_commit(w));
     CHECK_OK(rollout_close(w));
-    br_mem_unseal();
+    br_mem_unseal(NULL);
     ck_assert_int_eq(expect_prefix(fake_path("a.h5"), &meta), 1);
 }
 END_TEST

@@ -44,7 +44,7 @@ START_TEST(test_open_allocates_once) {
     for (uint64_t id = 0; id < 16; id++)
         rig_submit(id, (int32_t)id / 3, 40 + (int32_t)id, 60);
     rig_drive();
-    br_mem_unseal();
+    br_mem_unseal(NULL);
     sched_close(rig);
     sched_close(NULL);
 }

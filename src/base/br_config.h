@@ -3,7 +3,7 @@
 #ifndef BR_CONFIG_H
 #define BR_CONFIG_H
 
-#include <stdint.h>
+#include "bitroll.h" /* br_digest */
 
 typedef enum br_arch {
     BR_ARCH_KIMI_K31,   /* KDA + MLA with an indexer (DSA), AttnRes, latent MoE */
@@ -32,7 +32,7 @@ typedef struct br_config {
     int32_t n_dense_layer;              /* first_k_dense_replace */
     int32_t d_ff;                       /* intermediate_size of the dense MLP */
     int32_t position_max;
-    int32_t eos_id, bos_id, pad_id;     /* -1: none */
+    int32_t eos_id;                     /* -1: none */
     float norm_eps, lora_norm_eps;      /* rms_norm_eps; eps of q_a and kv_a norms (equal unless the file says so) */
     /* KDA */
     int32_t kda_n_head, kda_d_head;
@@ -59,6 +59,8 @@ typedef struct br_config {
     float situ_beta, situ_linear_beta;
     int32_t res_block;                  /* AttnRes: a bank write before every res_block-th layer; 0: plain residuals */
 } br_config;
+
+br_digest br_config_digest(const br_config *config);
 
 static inline int32_t br_config_expert_width(const br_config *c) { return c->d_latent ? c->d_latent : c->d_model; }
 static inline int32_t br_config_latent_dim(const br_config *c) { return c->d_kv_latent + c->d_rope; }

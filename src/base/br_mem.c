@@ -56,12 +56,14 @@ void br_mem_free(void *block) {
     free(block);
 }
 
-void br_mem_seal(const char *phase) {
+const char *br_mem_seal(const char *phase) {
+    const char *outer = sealed_phase;
     sealed_phase = phase;
+    return outer;
 }
 
-void br_mem_unseal(void) {
-    sealed_phase = NULL;
+void br_mem_unseal(const char *outer) {
+    sealed_phase = outer;
 }
 
 const char *br_mem_exempt_begin(void) {
@@ -90,4 +92,13 @@ void *br_arena_take(br_arena *arena, size_t bytes, size_t align) {
         return NULL;
     BR_ASSERT(arena->used <= arena->size);
     return arena->base + begin;
+}
+
+br_status br_arena_open(br_arena *arena, void (*lay_out)(void *owner, br_arena *arena), void *owner, const char *what) {
+    br_arena measure = {0};
+    lay_out(owner, &measure);
+    *arena = (br_arena){.size = measure.used};
+    BR_TRY(br_mem_alloc((void **)&arena->base, measure.used, what));
+    lay_out(owner, arena);
+    return BR_OK;
 }

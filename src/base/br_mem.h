@@ -16,8 +16,9 @@ br_status br_mem_alloc(void **out, size_t bytes, const char *what);
 br_status br_mem_grow(void **block, size_t bytes_old, size_t bytes_new, const char *what);
 void br_mem_free(void *block); /* NULL is a no-op */
 
-void br_mem_seal(const char *phase); /* phase: a string literal, shown when the seal is broken; seals this thread */
-void br_mem_unseal(void);
+/* Seals this thread; phase: a string literal, shown when the seal is broken. Returns the phase around it, to hand back. */
+const char *br_mem_seal(const char *phase);
+void br_mem_unseal(const char *outer);
 const char *br_mem_exempt_begin(void); /* returns the phase to hand back */
 void br_mem_exempt_end(const char *phase);
 
@@ -33,6 +34,8 @@ typedef struct br_arena {
 /* Zeroed, `align` a power of two. A measuring arena returns NULL and counts. A real arena that runs out asserts: its size
  * came from the same code. */
 void *br_arena_take(br_arena *arena, size_t bytes, size_t align);
+/* Measures `lay_out` on the owner, allocates, and lays out for real. base NULL on error. Freed by br_mem_free(arena->base). */
+br_status br_arena_open(br_arena *arena, void (*lay_out)(void *owner, br_arena *arena), void *owner, const char *what);
 #define BR_ARENA_ARRAY(arena, type, count) ((type *)br_arena_take((arena), sizeof(type) * (size_t)(count), 64))
 
 #endif

@@ -25,7 +25,7 @@ struct br_pool {
     void *context;
     int n_job;
     pthread_t worker[BR_THREAD_MAX];
-    struct { br_pool *pool; int thread; } start[BR_THREAD_MAX];
+    struct pool_start { br_pool *pool; int thread; } start[BR_THREAD_MAX];
 };
 
 static inline void relax(void) {
@@ -63,10 +63,11 @@ static void wait_for_jobs(br_pool *pool) {
 }
 
 static void *worker_main(void *argument) {
-    br_pool *pool = *(br_pool **)argument;
-    int thread = (int)(((char *)argument - (char *)pool->start) / (long)sizeof pool->start[0]);
+    const struct pool_start *start = argument;
+    br_pool *pool = start->pool;
+    br_mem_seal("a job of the pool");
     while (!atomic_load(&pool->closing)) {
-        take_jobs(pool, thread);
+        take_jobs(pool, start->thread);
         wait_for_jobs(pool);
     }
     return NULL;

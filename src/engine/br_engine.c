@@ -8,7 +8,7 @@
 #include <string.h>
 
 enum { DEFAULT_MAX_SEQS = 64, DEFAULT_CHUNK = 256, DEFAULT_STATE_EVERY = 256, DEFAULT_TOK_A_SEQ = 1024 };
-enum { KEPT_STATES_EXTRA = 16, REQUEST_INDEX_BITS = 16, REQUEST_MAX = 1 << REQUEST_INDEX_BITS };
+enum { KEPT_STATES_EXTRA = 16 };
 
 static void fill_defaults(br_engine_options *o) {
     if (!o->max_seqs)
@@ -17,13 +17,16 @@ static void fill_defaults(br_engine_options *o) {
         o->chunk_tokens = o->max_seqs > DEFAULT_CHUNK ? o->max_seqs : DEFAULT_CHUNK;
     if (!o->kv_pages)
         o->kv_pages = o->max_seqs * (DEFAULT_TOK_A_SEQ / BR_PAGE_TOK);
+    const int64_t room = (int64_t)o->kv_pages * BR_PAGE_TOK; /* no sequence can be longer than the whole cache */
+    if (room > 0 && (!o->max_tok || o->max_tok > room))
+        o->max_tok = room > BR_POSITION_MAX ? BR_POSITION_MAX : (int32_t)room;
     if (!o->state_every)
         o->state_every = DEFAULT_STATE_EVERY;
 }
 
 static br_status check_options(const br_engine_options *o) {
-    if (o->max_seqs < 1 || o->max_seqs > REQUEST_MAX / 4)
-        return br_fail(BR_E_ARG, "max_seqs %d: expected 1 to %d", o->max_seqs, REQUEST_MAX / 4);
+    if (o->max_seqs < 1 || o->max_seqs > ENGINE_REQUEST_MAX / 4)
+        return br_fail(BR_E_ARG, "max_seqs %d: expected 1 to %d", o->max_seqs, ENGINE_REQUEST_MAX / 4);
     if (o->chunk_tokens < 1 || o->chunk_tokens > BR_POSITION_MAX)
         return br_fail(BR_E_ARG, "chunk_tokens %d: expected 1 to %d", o->chunk_tokens, BR_POSITION_MAX);
     if (o->kv_pages < 1 || o->kv_pages > BR_POSITION_MAX)
@@ -33,7 +36,8 @@ static br_status check_options(const br_engine_options *o) {
     return BR_OK;
 }
 
-static void lay_out(br_engine *e, br_arena *arena) {
+static void lay_out(void *owner, br_arena *arena) {
+    br_engine *e = owner;
     const size_t n_row = (size_t)e->options.chunk_tokens, n_seq = (size_t)e->options.max_seqs;
     const size_t d = (size_t)e->loaded.config.d_model, v = (size_t)e->loaded.config.n_vocab;
     e->request = BR_ARENA_ARRAY(arena, engine_request, e->n_request_max);
@@ -70,22 +74,15 @@ static void bind_roots(br_engine *e) {
 
 static br_status open_parts(br_engine *e) {
     br_engine_options *o = &e->options;
-    int64_t room = (int64_t)o->kv_pages * BR_PAGE_TOK;
-    int32_t n_tok_max = o->max_tok ? o->max_tok : e->loaded.config.position_max;
-    e->n_tok_max = n_tok_max < room ? n_tok_max : (int32_t)room;
     e->n_request_max = 2 * o->max_seqs;
     e->n_queue_max = 2 * e->n_request_max; /* a step's tokens and the ends of all that are aborted before the next */
     sched_options options = {
         .n_seq_max = o->max_seqs, .chunk_tokens = o->chunk_tokens, .n_page = o->kv_pages, .n_state = 2 * o->max_seqs + KEPT_STATES_EXTRA,
-        .n_queue_max = e->n_request_max, .n_tok_max = e->n_tok_max, .state_every = o->state_every,
+        .n_queue_max = e->n_request_max, .n_tok_max = e->loaded.n_pos_max, .state_every = o->state_every,
         .preempt_every = o->preempt_every, .prefix_cache = !o->no_prefix_cache,
     };
     BR_TRY(sched_open(&options, &e->sched));
-    br_arena measure = {0};
-    lay_out(e, &measure);
-    e->arena.size = measure.used;
-    BR_TRY(br_mem_alloc((void **)&e->arena.base, measure.used, "caches and buffers of the engine"));
-    lay_out(e, &e->arena);
+    BR_TRY(br_arena_open(&e->arena, lay_out, e, "caches and buffers of the engine"));
     bind_roots(e);
     return BR_OK;
 }
@@ -99,7 +96,7 @@ br_status br_engine_open(const br_engine_options *options, br_engine **out) {
     BR_TRY(check_options(&filled));
     BR_TRY(br_mem_alloc((void **)&e, sizeof *e, "the engine"));
     e->options = filled;
-    BR_TRY_GOTO(br_loaded_open(&filled, filled.chunk_tokens, 0, &e->loaded), exit);
+    BR_TRY_GOTO(br_loaded_open(&filled, filled.chunk_tokens, filled.max_tok, 0, &e->loaded), exit);
     BR_TRY_GOTO(open_parts(e), exit);
     *out = e;
 exit:
@@ -121,6 +118,10 @@ br_digest br_contract_digest(void) {
     return bi_contract_digest();
 }
 
+int32_t br_abi_version(void) {
+    return BR_ABI_VERSION;
+}
+
 const char *br_version(void) {
     return BR_VERSION_TEXT;
 }
@@ -137,8 +138,8 @@ br_status br_engine_adapter_digest(const br_engine *e, const char *name, br_dige
 }
 
 engine_request *engine_find(const br_engine *e, uint64_t id) {
-    uint64_t index = id & (REQUEST_MAX - 1);
-    return id && index < (uint64_t)e->n_request_max && e->request[index].id == id ? &e->request[index] : NULL;
+    const int32_t index = engine_request_index(id);
+    return id && index < e->n_request_max && e->request[index].id == id ? &e->request[index] : NULL;
 }
 
 static br_status check_request(const br_engine *e, const br_request *r) {
@@ -173,20 +174,20 @@ static br_status submit(br_engine *e, const br_request *r, const int32_t *forced
         index++;
     if (index == e->n_request_max)
         return br_fail(BR_E_LIMIT, "%d requests are held: poll first", e->n_request_max);
-    const uint64_t fresh = (e->n_submitted + 1) << REQUEST_INDEX_BITS | (uint64_t)index;
+    const uint64_t fresh = (e->n_submitted + 1) << ENGINE_INDEX_BITS | (uint64_t)index;
     sched_request request = {.id = fresh, .token = r->prompt, .n_prompt = r->n_prompt, .max_new = r->sampling.max_new, .adapter = slot, .root = e->root[slot + 1]};
     BR_TRY(sched_submit(e->sched, &request));
     e->n_submitted++;
     engine_request *held = &e->request[index];
-    *held = (engine_request){.id = fresh, .setting = setting_of(r), .slot = slot, .n_prompt = r->n_prompt, .sampling = r->sampling, .forced = forced};
+    *held = (engine_request){.id = fresh, .setting = setting_of(r), .n_prompt = r->n_prompt, .sampling = r->sampling, .forced = forced};
     *id = fresh;
     return BR_OK;
 }
 
 static br_status submit_sealed(br_engine *e, const br_request *r, const int32_t *forced, uint64_t *id) {
-    br_mem_seal("submit");
+    const char *outer = br_mem_seal("submit");
     br_status status = submit(e, r, forced, id);
-    br_mem_unseal();
+    br_mem_unseal(outer);
     return status;
 }
 
@@ -216,8 +217,8 @@ br_status br_abort(br_engine *e, uint64_t id) {
         return br_fail(BR_E_NOT_FOUND, "request %llu is not running", (unsigned long long)id);
     BR_TRY(sched_abort(e->sched, id));
     engine_end(request, br_fail(BR_E_ABORTED, "aborted by its owner"));
-    br_token token = {.request = id, .token = -1, .position = request->n_prompt + request->n_new, .logprob = 0x7fc00000u, .logprob_raw = 0x7fc00000u,
-                      .logprob_kept = 0x7fc00000u, .entropy = 0x7fc00000u, .last = 1, .stop = BR_STOP_ABORT};
+    br_token token = {.request = id, .token = -1, .position = request->n_prompt + request->n_new, .logprob = BR_UNSCORED, .logprob_raw = BR_UNSCORED,
+                      .logprob_kept = BR_UNSCORED, .entropy = BR_UNSCORED, .last = 1, .stop = BR_STOP_ABORT};
     engine_push(e, &token);
     return BR_OK;
 }
@@ -236,9 +237,9 @@ br_status br_poll(br_engine *e, br_token *out, int32_t n_max, int32_t *n_out, in
         return br_fail(e->broken, "an earlier step of this engine failed; it can only be closed");
     forget_ended(e);
     if (e->queue_count == 0) {
-        br_mem_seal("step");
+        const char *outer = br_mem_seal("step");
         e->broken = engine_step(e);
-        br_mem_unseal();
+        br_mem_unseal(outer);
         if (e->broken != BR_OK)
             return e->broken;
     }

@@ -27,15 +27,14 @@ static br_status open_model(br_loaded *loaded, const br_weights *weights) {
     return br_model_open(&options, &loaded->model);
 }
 
-br_status br_loaded_open(const br_engine_options *options, int32_t n_row_max, int32_t n_pos_max, br_loaded *out) {
+br_status br_loaded_open(const br_engine_options *options, int32_t n_row_max, int32_t n_pos_max, int32_t whole, br_loaded *out) {
     br_status status;
     br_weights *weights = NULL;
-    const int whole = n_pos_max > 0;
     memset(out, 0, sizeof *out);
     BR_TRY(check_options(options));
     BR_TRY(br_config_read(options->model_dir, &out->config));
-    out->config_digest = br_hash_bytes(&out->config, sizeof out->config);
-    if (n_pos_max <= 0 || n_pos_max > out->config.position_max)
+    out->config_digest = br_config_digest(&out->config);
+    if (n_pos_max > out->config.position_max)
         n_pos_max = out->config.position_max;
     out->n_pos_max = n_pos_max;
     out->n_row_max = whole && n_row_max < n_pos_max ? n_pos_max : n_row_max;

@@ -16,9 +16,9 @@ typedef struct br_loaded {
     int32_t n_row_max, n_pos_max;
 } br_loaded;
 
-/* n_pos_max: the longest sequence to come, cut to max_position_embeddings; 0: that. n_row_max: rows at once, raised so that a
- * sequence of n_pos_max > 0 fits whole. Errors as br_engine_open; *out is closed again on error. */
-br_status br_loaded_open(const br_engine_options *options, int32_t n_row_max, int32_t n_pos_max, br_loaded *out);
+/* n_row_max: rows of a step. n_pos_max: the longest sequence to come, cut to max_position_embeddings; whole: n_row_max is
+ * raised so that it fits into one step. Errors as br_engine_open; *out is closed again on error. */
+br_status br_loaded_open(const br_engine_options *options, int32_t n_row_max, int32_t n_pos_max, int32_t whole, br_loaded *out);
 void br_loaded_close(br_loaded *loaded);
 
 /* -1 for NULL or "base", else the slot; BR_E_NOT_FOUND names the adapter and those that are loaded. */

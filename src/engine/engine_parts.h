@@ -5,13 +5,12 @@
 #include "br_loaded.h"
 #include "br_sched.h"
 
-enum { ENGINE_ERROR_BYTES = 192 };
+enum { ENGINE_ERROR_BYTES = 192, ENGINE_INDEX_BITS = 16, ENGINE_REQUEST_MAX = 1 << ENGINE_INDEX_BITS };
 
 /* A request from submit until its last token is handed out and the next poll begins. */
 typedef struct engine_request {
-    uint64_t id; /* serial << 16 | index; 0: free */
+    uint64_t id; /* 0: free */
     bi_sampling setting; /* for the sampler */
-    int32_t slot; /* adapter */
     int32_t n_prompt, n_new;
     br_sampling sampling;  /* as submitted: where the text ends */
     const int32_t *forced; /* NULL, or max_new tokens that are taken instead of drawn ones; the caller's */
@@ -26,7 +25,6 @@ struct br_engine {
     br_loaded loaded;
     br_engine_options options; /* defaults filled in */
     sched *sched;
-    int32_t n_tok_max;       /* longest sequence that can ever run */
     engine_request *request; /* (n_request_max) */
     int32_t n_request_max;
     uint64_t n_submitted;
@@ -58,6 +56,8 @@ struct br_engine {
 /* One step: plan, copies, forward, sampling, outcomes; tokens go to the queue. */
 br_status engine_step(br_engine *engine);
 void engine_push(br_engine *engine, const br_token *token);
+/* Where a request is held: its id is serial << ENGINE_INDEX_BITS | index. */
+static inline int32_t engine_request_index(uint64_t id) { return (int32_t)(id & (ENGINE_REQUEST_MAX - 1)); }
 engine_request *engine_find(const br_engine *engine, uint64_t id); /* NULL: not held */
 void engine_end(engine_request *request, br_status error);
 

@@ -101,8 +101,8 @@ static uint32_t bits_of(float x) {
 
 static sched_outcome fail_request(br_engine *e, engine_request *r, uint32_t code, int32_t position) {
     engine_end(r, br_loaded_fault(code, position));
-    br_token token = {.request = r->id, .token = -1, .position = r->n_prompt + r->n_new, .logprob = 0x7fc00000u, .logprob_raw = 0x7fc00000u,
-                      .logprob_kept = 0x7fc00000u, .entropy = 0x7fc00000u, .last = 1, .stop = BR_STOP_ERROR};
+    br_token token = {.request = r->id, .token = -1, .position = r->n_prompt + r->n_new, .logprob = BR_UNSCORED, .logprob_raw = BR_UNSCORED,
+                      .logprob_kept = BR_UNSCORED, .entropy = BR_UNSCORED, .last = 1, .stop = BR_STOP_ERROR};
     engine_push(e, &token);
     return (sched_outcome){.verdict = SCHED_FAIL};
 }

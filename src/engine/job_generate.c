@@ -17,7 +17,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { POLL_TOKENS = 256, REPORTED_ERRORS_MAX = 100 };
+enum { POLL_TOKENS = 256 };
 
 /* One sample of one prompt line. */
 typedef struct work_item {
@@ -99,7 +99,7 @@ static int32_t tok_max(const generate *g) {
     for (int64_t i = 0; i < prompts_count(g->lines); i++) {
         const prompt_line *line = prompts_at(g->lines, i);
         const int64_t whole = (int64_t)line->n_token + line->sampling.max_new;
-        const int64_t n = whole <= g->engine->n_tok_max ? whole : line->n_token;
+        const int64_t n = whole <= g->engine->loaded.n_pos_max ? whole : line->n_token;
         most = n > most ? n : most;
     }
     return (int32_t)most;
@@ -200,7 +200,7 @@ static br_status submit_some(generate *g) {
         int32_t slot;
         BR_TRY(br_loaded_slot(&g->engine->loaded, line->adapter, &slot));
         r->seq.adapter_digest = br_loaded_adapter_digest(&g->engine->loaded, slot);
-        g->running[id & 0xffff] = r;
+        g->running[engine_request_index(id)] = r;
     }
     return BR_OK;
 }
@@ -215,7 +215,7 @@ static void take_top(const generate *g, record *r, const br_token *token) {
 }
 
 static br_status take_token(generate *g, const br_token *token) {
-    record *r = g->running[token->request & 0xffff];
+    record *r = g->running[engine_request_index(token->request)];
     if (token->token >= 0) {
         const int32_t at = token->position;
         r->token[at] = token->token;
@@ -230,7 +230,7 @@ static br_status take_token(generate *g, const br_token *token) {
     }
     if (!token->last)
         return BR_OK;
-    g->running[token->request & 0xffff] = NULL;
+    g->running[engine_request_index(token->request)] = NULL;
     g->n_new_total -= r->seq.max_new - (r->seq.n_tok - r->seq.prompt_len); /* texts that end early leave less to do */
     const char *sentence = "";
     br_status error = token->stop == BR_STOP_ERROR ? br_request_error(g->engine, token->request, &sentence) : BR_OK;

@@ -13,7 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { DEFAULT_PACK = 2048, REPORTED_ERRORS_MAX = 100, PACK_MAX = 32 };
+enum { DEFAULT_PACK = 2048 };
 
 typedef struct score {
     const br_score_options *options;
@@ -71,7 +71,8 @@ static br_status note_error(score *s, rollout_seq *seq, br_status error) {
 
 /* What can be wrong with a sequence before it runs. */
 static br_status prepare(const score *s, const rollout_seq *seq, scorer_seq *out) {
-    *out = (scorer_seq){.token = seq->token, .n_tok = seq->n_tok, .temperature = seq->temperature};
+    const int32_t first_asked = s->input.from_rollout ? seq->prompt_len : 1;
+    *out = (scorer_seq){.token = seq->token, .n_tok = seq->n_tok, .first_asked = first_asked, .temperature = seq->temperature};
     BR_TRY(br_loaded_slot(&s->loaded, seq->adapter, &out->slot));
     BR_TRY(br_loaded_check_length(&s->loaded, seq->n_tok));
     for (int32_t t = 0; t < seq->n_tok; t++)
@@ -133,23 +134,24 @@ static br_status pass_through(score *s, int64_t i, rollout_seq *seq) {
 }
 
 static br_status run(score *s) {
-    rollout_seq seq[PACK_MAX];
-    scorer_seq item[PACK_MAX];
-    int64_t index[PACK_MAX], next = 0;
+    rollout_seq seq[SCORER_PACK_MAX];
+    scorer_seq item[SCORER_PACK_MAX];
+    int64_t index[SCORER_PACK_MAX], next = 0;
     int32_t n = 0;
     while (next < s->input.n_seq || n > 0) {
         int32_t n_fit = 0;
-        if (n < PACK_MAX && next < s->input.n_seq) {
+        if (n < SCORER_PACK_MAX && next < s->input.n_seq) {
             begin_record(s, next, &seq[n]);
             br_status ready = s->input.seq[next].status ? br_fail(BR_E_ARG, "the rollout ended in error") : prepare(s, &seq[n], &item[n]);
-            if (ready != BR_OK) {
+            if (ready != BR_OK && n == 0) { /* else the pack before it goes first: the file keeps the input's order */
                 BR_TRY(note_error(s, &seq[n], ready));
                 BR_TRY(pass_through(s, next++, &seq[n]));
                 continue;
             }
             index[n] = next;
-            BR_TRY(scorer_fit(s->scorer, item, n + 1, &n_fit));
-            if (n_fit == n + 1) {
+            if (ready == BR_OK)
+                BR_TRY(scorer_fit(s->scorer, item, n + 1, &n_fit));
+            if (ready == BR_OK && n_fit == n + 1) {
                 n++;
                 next++;
                 continue;
@@ -179,7 +181,7 @@ static br_status open_parts(score *s) {
         return br_fail(BR_E_ARG, "pack_tokens %d: expected 1 to %d", pack, BR_POSITION_MAX);
     BR_TRY(job_output_check(o->out_path, o->in_path));
     BR_TRY(score_input_open(o->in_path, &s->input));
-    BR_TRY(br_loaded_open(&o->engine, pack, s->input.n_tok_max ? s->input.n_tok_max : 1, &s->loaded));
+    BR_TRY(br_loaded_open(&o->engine, pack, s->input.n_tok_max ? s->input.n_tok_max : 1, 1, &s->loaded));
     BR_TRY(br_loaded_report(&s->loaded, s->report));
     if (s->input.from_rollout && !br_digest_equal(s->input.meta.config_digest, s->loaded.config_digest))
         return br_fail(BR_E_MISMATCH, "%s was made with another model shape than %s", o->in_path, o->engine.model_dir);

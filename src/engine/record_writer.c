@@ -21,7 +21,8 @@ struct record_writer {
     br_arena arena;
 };
 
-static void lay_out(record_writer *w, br_arena *arena) {
+static void lay_out(void *owner, br_arena *arena) {
+    record_writer *w = owner;
     const size_t n = (size_t)w->n_tok_max, n_top = n * (size_t)w->n_top;
     record *all = BR_ARENA_ARRAY(arena, record, w->n_record);
     w->all = all;
@@ -90,15 +91,11 @@ br_status record_writer_open(rollout_writer *file, int32_t n_record, int32_t n_t
     *out = NULL;
     BR_TRY(br_mem_alloc((void **)&w, sizeof *w, "the record writer"));
     *w = (record_writer){.file = file, .n_record = n_record, .n_tok_max = n_tok_max, .n_top = n_top, .commit_every = commit_every > 0 ? commit_every : 1};
-    br_arena measure = {0};
-    lay_out(w, &measure);
-    w->arena.size = measure.used;
-    br_status status = br_mem_alloc((void **)&w->arena.base, measure.used, "records of running sequences");
+    br_status status = br_arena_open(&w->arena, lay_out, w, "records of running sequences");
     if (status != BR_OK) {
         br_mem_free(w);
         return status;
     }
-    lay_out(w, &w->arena);
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->changed, NULL);
     if (pthread_create(&w->thread, NULL, writer_main, w) != 0) {

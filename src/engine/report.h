@@ -4,6 +4,8 @@
 
 #include "rollout_file.h"
 
+enum { REPORTED_ERRORS_MAX = 100 }; /* requests that are listed; the others are only counted */
+
 /* Adds a line to report->text. */
 br_status report_line(br_report *report, const char *format, ...) __attribute__((format(printf, 2, 3)));
 double report_clock(void); /* seconds of a clock that only rises */

@@ -1,15 +1,15 @@
 /* Packs of whole sequences through the model; see scorer.h. */
 #include "scorer.h"
 
-#include <string.h>
+#include "rollout_file.h"
 
-enum { PACK_SEQ_MAX = 32 }; /* a state each; small's takes 3.7 MB */
+#include <string.h>
 
 struct scorer {
     br_loaded *loaded;
     int32_t n_block_max;
-    bi_seg seg[PACK_SEQ_MAX];
-    int32_t page_first[PACK_SEQ_MAX];
+    bi_seg seg[SCORER_PACK_MAX];
+    int32_t page_first[SCORER_PACK_MAX];
     bi_batch batch;
     int32_t *row_seg, *token, *row_slot, *next_token;
     uint32_t *row_fault, *score_fault;
@@ -23,7 +23,8 @@ static int32_t block_count(int32_t n_tok) {
     return (n_tok + BR_PAGE_TOK - 1) / BR_PAGE_TOK;
 }
 
-static void lay_out(scorer *s, br_arena *arena) {
+static void lay_out(void *owner, br_arena *arena) {
+    scorer *s = owner;
     const br_model *model = s->loaded->model;
     const size_t n = (size_t)s->loaded->n_row_max, d = (size_t)s->loaded->config.d_model;
     s->row_seg = BR_ARENA_ARRAY(arena, int32_t, n);
@@ -38,7 +39,7 @@ static void lay_out(scorer *s, br_arena *arena) {
     s->entropy = BR_ARENA_ARRAY(arena, float, n);
     s->score_x = BR_ARENA_ARRAY(arena, bi_bf16, n * d);
     s->pages = br_arena_take(arena, br_model_page_bytes(model) * (size_t)s->n_block_max, 64);
-    s->states = br_arena_take(arena, br_model_state_bytes(model) * PACK_SEQ_MAX, 64);
+    s->states = br_arena_take(arena, br_model_state_bytes(model) * SCORER_PACK_MAX, 64);
 }
 
 br_status scorer_open(br_loaded *loaded, scorer **out) {
@@ -46,16 +47,12 @@ br_status scorer_open(br_loaded *loaded, scorer **out) {
     *out = NULL;
     BR_TRY(br_mem_alloc((void **)&s, sizeof *s, "the scorer"));
     s->loaded = loaded;
-    s->n_block_max = block_count(loaded->n_row_max) + PACK_SEQ_MAX; /* each sequence wastes less than one */
-    br_arena measure = {0};
-    lay_out(s, &measure);
-    s->arena.size = measure.used;
-    br_status status = br_mem_alloc((void **)&s->arena.base, measure.used, "the scorer's caches");
+    s->n_block_max = block_count(loaded->n_row_max) + SCORER_PACK_MAX; /* each sequence wastes less than one */
+    br_status status = br_arena_open(&s->arena, lay_out, s, "the scorer's caches");
     if (status != BR_OK) {
         scorer_close(s);
         return status;
     }
-    lay_out(s, &s->arena);
     *out = s;
     return BR_OK;
 }
@@ -70,7 +67,7 @@ void scorer_close(scorer *s) {
 br_status scorer_fit(const scorer *s, const scorer_seq *seq, int32_t n, int32_t *n_fit) {
     int32_t rows = 0;
     *n_fit = 0;
-    for (int32_t i = 0; i < n && i < PACK_SEQ_MAX && seq[i].n_tok <= s->loaded->n_row_max - rows; i++) {
+    for (int32_t i = 0; i < n && i < SCORER_PACK_MAX && seq[i].n_tok <= s->loaded->n_row_max - rows; i++) {
         rows += seq[i].n_tok;
         *n_fit = i + 1;
     }
@@ -113,14 +110,10 @@ br_status scorer_forward(scorer *s, scorer_seq *seq, int32_t n, const br_trace *
     BR_TRY(br_model_forward(s->loaded->model, &step, final));
     for (int32_t i = 0; i < n; i++) {
         seq[i].fault = 0;
-        for (int32_t t = 0; t < seq[i].n_tok; t++)
+        for (int32_t t = 0; t == 0 || t + 1 < seq[i].n_tok; t++)
             note_fault(&seq[i], s->row_fault[s->seg[i].row + t], t);
     }
     return BR_OK;
-}
-
-int32_t scorer_row(const scorer *s, int32_t i) {
-    return s->seg[i].row;
 }
 
 const bi_batch *scorer_batch(const scorer *s) {
@@ -147,7 +140,11 @@ br_status scorer_logprobs(scorer *s, scorer_seq *seq, int32_t n, const bi_bf16 *
             memcpy(&seq[i].logprob_raw[t + 1], &s->logprob_raw[at], sizeof(float));
             if (seq[i].entropy)
                 memcpy(&seq[i].entropy[t + 1], &s->entropy[at], sizeof(float));
-            note_fault(&seq[i], s->score_fault[at], t);
+            if (!s->score_fault[at])
+                continue;
+            seq[i].logprob[t + 1] = seq[i].logprob_raw[t + 1] = BR_UNSCORED;
+            if (t + 1 >= seq[i].first_asked)
+                note_fault(&seq[i], s->score_fault[at], t);
         }
     }
     return BR_OK;

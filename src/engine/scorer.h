@@ -10,7 +10,8 @@
 typedef struct scorer_seq {
     const int32_t *token;
     int32_t n_tok;
-    int32_t slot;      /* adapter slot, -1 base */
+    int32_t first_asked; /* first position whose log-prob is asked for: logits are checked from there on, as when sampling */
+    int32_t slot;        /* adapter slot, -1 base */
     float temperature;
     /* out, written by scorer_logprobs: (n_tok) bits, slot 0 left alone. entropy may be NULL. */
     uint32_t *logprob, *logprob_raw, *entropy;
@@ -21,16 +22,19 @@ typedef struct scorer_seq {
 
 typedef struct scorer scorer;
 
+enum { SCORER_PACK_MAX = 32 }; /* sequences of a pack: a state each; small's takes 3.7 MB */
+
 /* n_row_max of `loaded` is the size of a pack; each sequence must fit into one. */
 br_status scorer_open(br_loaded *loaded, scorer **out);
 void scorer_close(scorer *s);
 /* How many of seq[0..n-1], in order, fit into the next pack: at least 1 of n > 0. BR_E_LIMIT when seq[0] alone does not. */
 br_status scorer_fit(const scorer *s, const scorer_seq *seq, int32_t n, int32_t *n_fit);
-/* Runs the forward of a pack and notes faults. Row r of sequence i is row scorer_row(s, i) + r of *final. */
+/* Runs the forward of a pack and notes faults. Row r of the pack's only or first sequence is row r of *final; the others
+ * follow. The last row of a sequence predicts nothing, so its faults are nobody's (unless it is the only one). */
 br_status scorer_forward(scorer *s, scorer_seq *seq, int32_t n, const br_trace *trace, const bi_bf16 **final);
-int32_t scorer_row(const scorer *s, int32_t i);
 const bi_batch *scorer_batch(const scorer *s);
-/* Log-probs of every token but the first, from the rows of the last forward. */
+/* Log-probs of every token but the first, from the rows of the last forward; BR_UNSCORED where a logit in front of first_asked
+ * is not finite. */
 br_status scorer_logprobs(scorer *s, scorer_seq *seq, int32_t n, const bi_bf16 *final);
 /* Rows first_row .. of `final` as f32 logits (n_row, n_vocab); faults into row_fault (n_row). */
 br_status scorer_logits(scorer *s, const bi_bf16 *final, int32_t first_row, int32_t n_row, float *logit, uint32_t *row_fault);

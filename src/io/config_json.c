@@ -319,8 +319,9 @@ static br_status take_text(const json_scope *text, br_config *c) {
     BR_TRY(json_take_real(text, "routed_scaling_factor", 1e-6, 1e6, 0, &c->route_scale));
     BR_TRY(take_act(text, c));
     BR_TRY(take_token(text, "eos_token_id", c->n_vocab, &c->eos_id));
-    BR_TRY(take_token(text, "bos_token_id", c->n_vocab, &c->bos_id));
-    BR_TRY(take_token(text, "pad_token_id", c->n_vocab, &c->pad_id));
+    int32_t unused; /* ids that no bit depends on are read for their range only */
+    BR_TRY(take_token(text, "bos_token_id", c->n_vocab, &unused));
+    BR_TRY(take_token(text, "pad_token_id", c->n_vocab, &unused));
     BR_TRY(take_kda(text, c));
     BR_TRY(take_index(text, c));
     BR_TRY(take_experts_format(text, c));

@@ -16,7 +16,6 @@
 
 enum { ROLLOUT_NAME_BYTES = 64, ROLLOUT_STAMP_BYTES = 64, ROLLOUT_UID_BYTES = BR_UID_BYTES_MAX + 1 };
 enum { ROLLOUT_SEQ_TOK_MAX = 1 << 20, ROLLOUT_SAMPLE_END = 1 << 24 };
-#define BR_UNSCORED 0x7fc00000u
 
 /* Groups of fields with a digest of their own, so that a damaged file tells what was damaged. */
 typedef enum rollout_part {

@@ -14,10 +14,9 @@ static void show_three(const br_step *s, br_stage stage, int32_t layer, const vo
 /* x (R, P) -> y (R, P); stream 0 q, 1 k, 2 v picks the history in the sequence's state. */
 static br_status convolve(br_model *m, const br_step *s, const kda_weights *w, int stream, const bi_bf16 *x, const float *taps, bi_bf16 *y) {
     int32_t n_chan = br_config_kda_width(&m->config);
-    size_t history_bytes = (size_t)(BR_CONV_TAP - 1) * (size_t)n_chan * sizeof(bi_bf16);
     bi_conv_args args = {
         .batch = s->batch, .n_chan = n_chan, .x = x, .x_ld = n_chan, .w = taps, .y = y, .y_ld = n_chan,
-        .history = {.base = s->state_base + w->state_offset + (size_t)stream * history_bytes, .seq_bytes = m->state_bytes, .index = s->state_index},
+        .history = {.base = s->state_base + w->state_offset + (size_t)stream * model_history_bytes(&m->config), .seq_bytes = m->state_bytes, .index = s->state_index},
     };
     return m->backend.op->conv(m->backend.ctx, &args);
 }
@@ -74,13 +73,12 @@ br_status model_block_kda(br_model *m, const br_step *s, int32_t layer, const bi
     const kda_weights *w = &m->layer[layer].kda;
     model_work *b = &m->work;
     const int32_t n_row = s->batch->n_row, p = br_config_kda_width(c);
-    const size_t conv_bytes = (size_t)3 * (BR_CONV_TAP - 1) * (size_t)p * sizeof(bi_bf16);
     BR_TRY(project(m, s, layer, x));
     BR_TRY(gates(m, s, layer, x));
     bi_kda_args recur = {
         .batch = s->batch, .n_head = c->kda_n_head, .d = c->kda_d_head, .q = b->q, .k = b->k, .v = b->v, .ld = p,
         .a = b->decay, .beta = b->beta, .o = b->o, .fault = model_fault(s, layer, BR_STAGE_KDA),
-        .state = {.base = s->state_base + w->state_offset + conv_bytes, .seq_bytes = m->state_bytes, .index = s->state_index},
+        .state = {.base = s->state_base + w->state_offset + 3 * model_history_bytes(c), .seq_bytes = m->state_bytes, .index = s->state_index},
     };
     BR_TRY(m->backend.op->kda(m->backend.ctx, &recur)); /* o (R, P) f32 */
     model_show(s, BR_STAGE_KDA, layer, b->o, (int64_t)p * 4);

@@ -2,6 +2,11 @@
  * Contract: N-LIN, N-LORA, N-IDX, N-ATT. Shapes: R rows, H heads, C d_kv_latent, r d_rope, D d_model. */
 #include "model_parts.h"
 
+/* One layer's part of the pages, latent rows or index keys. */
+static bi_cache cache_at(const br_model *m, const br_step *s, size_t offset) {
+    return (bi_cache){.base = s->page_base + offset, .block_bytes = m->page_bytes, .table = s->page_table, .table_ld = s->page_ld, .first = s->page_first};
+}
+
 /* latent row [c | k_r] (R, C + r) into the cache; c normed, k_r as projected */
 static br_status store_latent(br_model *m, const br_step *s, int32_t layer, const bi_bf16 *x) {
     const br_config *c = &m->config;
@@ -16,7 +21,7 @@ static br_status store_latent(br_model *m, const br_step *s, int32_t layer, cons
     BR_TRY(m->backend.op->rmsnorm(m->backend.ctx, &norm));
     bi_latent_store_args store = {
         .batch = s->batch, .d_latent = d_latent, .x = b->latent, .x_ld = d_latent,
-        .cache = {.base = s->page_base + w->latent_offset, .block_bytes = m->page_bytes, .table = s->page_table, .table_ld = s->page_ld, .first = s->page_first},
+        .cache = cache_at(m, s, w->latent_offset),
     };
     return m->backend.op->latent_store(m->backend.ctx, &store);
 }
@@ -58,7 +63,7 @@ static br_status select_positions(br_model *m, const br_step *s, int32_t layer, 
     const bi_ops *op = m->backend.op;
     model_work *b = &m->work;
     const int32_t n_row = s->batch->n_row;
-    bi_cache keys = {.base = s->page_base + w->index_offset, .block_bytes = m->page_bytes, .table = s->page_table, .table_ld = s->page_ld, .first = s->page_first};
+    bi_cache keys = cache_at(m, s, w->index_offset);
     bi_fault fault = model_fault(s, layer, BR_STAGE_INDEX_TOPK);
     const model_map q = {.w = w->index_q}, k = {.w = w->index_k}, weight = {.w = w->index_weight};
     BR_TRY(model_linear(m, s, &q, b->cq, b->index_q, fault));    /* (R, H_I * d_I) */
@@ -92,7 +97,7 @@ static br_status attend(br_model *m, const br_step *s, int32_t layer, const bi_b
     bi_attn_args attn = {
         .batch = s->batch, .n_head = c->n_head, .d_kv_latent = c->d_kv_latent, .d_rope = c->d_rope, .q = b->absorbed,
         .q_r = b->query + c->d_nope, .q_r_ld = (int64_t)c->n_head * d_query, .q_r_head_ld = d_query,
-        .cache = {.base = s->page_base + w->latent_offset, .block_bytes = m->page_bytes, .table = s->page_table, .table_ld = s->page_ld, .first = s->page_first},
+        .cache = cache_at(m, s, w->latent_offset),
         .select = select, .n_select = b->n_select, .select_ld = c->index_topk, .alpha = m->attn_alpha, .z = b->z, .fault = fault,
     };
     BR_TRY(op->attn(m->backend.ctx, &attn)); /* z (R, H, C) */

@@ -266,14 +266,13 @@ static void bind_layer(binder *b, int32_t layer, model_layer *w) {
 static void lay_out_caches(br_model *m) {
     const br_config *c = &m->config;
     const bi_ops *op = m->backend.op;
-    const size_t conv_bytes = (size_t)3 * (BR_CONV_TAP - 1) * (size_t)br_config_kda_width(c) * sizeof(bi_bf16);
     br_arena page = {0}, state = {0};
     for (int32_t l = 0; l < c->n_layer; l++) {
         model_layer *w = &m->layer[l];
         if (!c->layer_is_mla[l]) {
             br_arena_take(&state, 0, 64);
             w->kda.state_offset = (state.used + 63) & ~(size_t)63;
-            br_arena_take(&state, conv_bytes, 64);
+            br_arena_take(&state, 3 * model_history_bytes(c), 64);
             br_arena_take(&state, (size_t)br_config_kda_width(c) * (size_t)c->kda_d_head * sizeof(float), 4);
             continue;
         }

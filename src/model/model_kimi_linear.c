@@ -25,7 +25,7 @@ br_status model_forward_kimi_linear(br_model *m, const br_step *s) {
         model_show(s, BR_STAGE_RES_ATTN, l, b->p, row_bytes);
         BR_TRY(norm(m, s, l, BR_STAGE_NORM_ATTN, w->input_norm));
         BR_TRY((c->layer_is_mla[l] ? model_block_mla_dense : model_block_kda)(m, s, l, b->normed, b->branch));
-        BR_TRY(grow(m, s, l, BR_STAGE_RES_MLP));
+        BR_TRY(grow(m, s, l, BR_STAGE_ATTN_OUT));
         model_show(s, BR_STAGE_RES_MLP, l, b->p, row_bytes);
         BR_TRY(norm(m, s, l, BR_STAGE_NORM_MLP, w->post_norm));
         BR_TRY((l < c->n_dense_layer ? model_block_mlp : model_block_moe_plain)(m, s, l, b->normed, b->branch));

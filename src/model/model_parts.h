@@ -103,6 +103,11 @@ br_status model_forward_kimi_k31(br_model *m, const br_step *s);
 br_status model_forward_kimi_k3(br_model *m, const br_step *s);
 br_status model_forward_kimi_linear(br_model *m, const br_step *s);
 
+/* Bytes of one stream's convolution history; a layer's state begins with those of q, k and v. */
+static inline size_t model_history_bytes(const br_config *c) {
+    return (size_t)(BR_CONV_TAP - 1) * (size_t)br_config_kda_width(c) * sizeof(bi_bf16);
+}
+
 /* Small phrases that every block speaks. */
 static inline bi_fault model_fault(const br_step *s, int32_t layer, br_stage stage) {
     return (bi_fault){.row = s->row_fault, .code = br_fault_code(layer, stage)};

@@ -37,10 +37,6 @@ def attention(name, value, partner=()):
     return Mutant(name, value, ("attn/attn/equals_slow_form_dense", golden("attn")), partner)
 
 
-def index(name, value):
-    return Mutant(name, value, ("index/index/equals_slow_form", golden("index")))
-
-
 def draws(name, value):
     return Mutant(name, value, ("numeric/numeric/philox_known_answers", golden("rng")))
 
@@ -56,7 +52,8 @@ CONTRACT = (
     linear("BI_MMA_EXP_MIN", "(-132)"),
     Mutant("BI_LORA_RANK_PAD", "32", (INSPECT,), why="a block of zeros returns the accumulator: no padding moves a bit"),
     Mutant("BI_SUM_LANES", "512", ("numeric/numeric/sums", golden("sum"), golden("rmsnorm"))),
-    Mutant("BI_SOFTPLUS_LINEAR", "24.0f", (golden("fn"), golden("kda_gate"))),
+    Mutant("BI_SOFTPLUS_LINEAR", "12.0f", ("kda/kda/gate_equals_slow_form", golden("fn"), golden("kda_gate")),
+           why="above 16 both forms round to x"),
     Mutant("BI_CONV_TAPS", "3", ("glu/glu, embed, conv/conv_survives_every_cut", golden("conv"))),
     kda("BI_KDA_LANES", "4"),
     kda("BI_KDA_KEYS", "2"),
@@ -65,14 +62,14 @@ CONTRACT = (
     attention("BI_ATT_CLASSES", "4"),
     attention("BI_ATT_CLASS_SHIFT", "5", (CLASS_ASSERT, CLASS_FREE)),
     attention("BI_ATT_BLOCK", "32", (CLASS_ASSERT, CLASS_FREE)),
-    index("BI_IDX_AMAX_MIN", "1e-3f"),
-    index("BI_IDX_E4M3_MAX", "240.0f"),
-    index("BI_IDX_CHAINS", "8"),
+    Mutant("BI_IDX_AMAX_MIN", "1e-3f", (golden("index"),)),
+    Mutant("BI_IDX_E4M3_MAX", "240.0f", ("index/index/scale_edges", golden("index"))),
+    Mutant("BI_IDX_CHAINS", "8", ("index/index/odd_shapes", golden("index"))),
     Mutant("BI_ROUTE_SUM_EPS", "1e-19f", ("route/route/route_equals_slow_form", golden("route"))),
     Mutant("BI_HEAD_BLOCK", "64", ("head/score/score_equals_slow_form", golden("score"), golden("sample"))),
     Mutant("BI_HEAD_RANK_CUT", "2048", (INSPECT,), why="where ranks cut; there are no ranks yet"),
-    Mutant("BI_SAMPLE_WEIGHT_BITS", "39", ("sample/slow form/sample_equals_slow_form", golden("sample"))),
-    Mutant("BI_SAMPLE_P_BITS", "31", ("sample/slow form/sample_equals_slow_form", golden("sample"))),
+    Mutant("BI_SAMPLE_WEIGHT_BITS", "39", ("sample/cases/top_p_counts_single_units_of_weight", golden("sample"))),
+    Mutant("BI_SAMPLE_P_BITS", "33", ("sample/slow form/sample_equals_slow_form", golden("sample"))),
     draws("BI_PHILOX_ROUNDS", "9"),
     draws("BI_PHILOX_MUL0", "0xd2511f55u"),
     draws("BI_PHILOX_MUL1", "0xcd9e8d59u"),

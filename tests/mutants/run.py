@@ -265,4 +265,5 @@ def main():
     print(f"{len(chosen)} mutants, each caught by every test named for it")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -142,7 +142,7 @@ class Model:
         s = q @ np.concatenate([kv[..., :nope], key_rope], axis=-1).swapaxes(-1, -2) / np.sqrt(nope + rope)
         seen = np.broadcast_to(np.tril(np.ones((n_pos, n_pos), bool)), (n_seq, n_pos, n_pos))
         if self.is_sparse:
-            scores.append(("index", layer, self.index_scores(at, x, cq)))
+            scores.append(("index", layer, *self.index_scores(at, x, cq)))
             seen = choices.positions[layer]
         o = softmax(np.where(seen[:, None], s, -np.inf)) @ kv[..., nope:]
         o = o.transpose(0, 2, 1, 3).reshape(n_seq, n_pos, n_head * d_v)
@@ -151,18 +151,23 @@ class Model:
         return self.linear(o, at + "o_proj")
 
     def index_scores(self, at, x, cq):
-        """(S, L, L): what the row's query thinks of each position."""
+        """(S, L, L): what the row's query thinks of each position; (S, L): the largest value that vectors of these lengths
+        could give, against which an error of rounding is small or large."""
         n_seq, n_pos = x.shape[:2]
         n_head, d = self.config["index_n_heads"], self.config["index_head_dim"]
         if self.mutant == "no_indexer":
-            return np.broadcast_to(np.arange(n_pos, dtype=np.float64), (n_seq, n_pos, n_pos))
+            position = np.arange(n_pos, dtype=np.float64)
+            return np.broadcast_to(position, (n_seq, n_pos, n_pos)), np.broadcast_to(position + 1.0, (n_seq, n_pos))
         q, scale_q = fp8_with_scale(self.linear(cq, at + "indexer.wq_b").reshape(n_seq, n_pos, n_head, d))
-        k, scale_k = fp8_with_scale(layer_norm(self.linear(x, at + "indexer.wk"), self.file[at + "indexer.k_norm.weight"],
-                                               self.file[at + "indexer.k_norm.bias"], self.eps))
+        bias = 0.0 if self.mutant == "no_index_bias" else self.file[at + "indexer.k_norm.bias"]
+        k = layer_norm(self.linear(x, at + "indexer.wk"), self.file[at + "indexer.k_norm.weight"], bias, self.eps)
+        k, scale_k = fp8_with_scale(k)
         w = self.linear(x, at + "indexer.weights_proj") / np.sqrt(n_head * d) * scale_q[..., 0]
         dots = np.maximum(q.reshape(n_seq, n_pos * n_head, d) @ k.swapaxes(-1, -2), 0.0)
         dots = dots.reshape(n_seq, n_pos, n_head, n_pos)
-        return np.sum(w[..., None] * dots, axis=2) * scale_k[:, None, :, 0]
+        longest_key = np.maximum.accumulate(np.linalg.norm(k, axis=-1) * scale_k[..., 0], axis=1)
+        bound = np.sum(np.abs(w) * np.linalg.norm(q, axis=-1), axis=-1) * longest_key
+        return np.sum(w[..., None] * dots, axis=2) * scale_k[:, None, :, 0], bound
 
     # ---- feed-forward --------------------------------------------------------------------------------------------------------
 
@@ -200,7 +205,7 @@ class Model:
         at = f"model.layers.{layer}.block_sparse_moe."
         s = sigmoid(times(x, self.file[at + "gate.weight"]))
         bias = 0.0 if self.mutant == "no_router_bias" else self.file[at + "gate.e_score_correction_bias"]
-        scores.append(("route", layer, s + bias))
+        scores.append(("route", layer, s + bias, np.ones(x.shape[:2])))  # a sigmoid reaches 1
         chosen = choices.experts[layer].reshape(-1, c["num_experts_per_token"])
         flat = x.reshape(-1, x.shape[-1])
         p = s.reshape(len(chosen), -1)
@@ -264,7 +269,7 @@ class Model:
         return h
 
     def forward(self, tokens, choices):
-        """tokens (S, L) -> log-softmax (S, L, vocabulary) and the list of (kind, layer, scores)"""
+        """tokens (S, L) -> log-softmax (S, L, vocabulary) and the list of (kind, layer, scores (S, L, n), scale (S, L))"""
         scores = []
         h = self.file["model.embed_tokens.weight"][tokens]
         h = (self.residual_stream if self.is_linear else self.residual_bank)(h, choices, scores)
