@@ -204,6 +204,23 @@ START_TEST(bad_requests_are_refused_with_a_sentence) {
 }
 END_TEST
 
+/* A prompt behind max_position_embeddings once reached the ops, which broke the whole engine. */
+START_TEST(a_prompt_behind_the_last_position_is_refused) {
+    enum { LONG = 4200 };
+    br_engine *engine;
+    uint64_t id;
+    int32_t *prompt = rig_alloc(LONG, sizeof *prompt);
+    br_engine_options options = rig_options(&pico);
+    options.max_tok = 2 * LONG;
+    options.kv_pages = 2 * LONG / 64;
+    br_request request = {.uid = "x", .prompt = prompt, .n_prompt = LONG, .sampling = br_sampling_default()};
+    CHECK_OK(br_engine_open(&options, &engine));
+    CHECK_FAILS(br_submit(engine, &request, &id), BR_E_CAPACITY);
+    br_engine_close(engine);
+    free(prompt);
+}
+END_TEST
+
 START_TEST(bad_options_are_refused_with_a_sentence) {
     br_engine *engine;
     static const struct { size_t at; int32_t value; } bad[] = {
@@ -298,6 +315,7 @@ Suite *test_engine_suite(void) {
     tcase_add_test(tcase, what_ends_a_text);
     tcase_add_test(tcase, an_abort_ends_a_request_at_once);
     tcase_add_test(tcase, bad_requests_are_refused_with_a_sentence);
+    tcase_add_test(tcase, a_prompt_behind_the_last_position_is_refused);
     tcase_add_test(tcase, bad_options_are_refused_with_a_sentence);
     tcase_add_test(tcase, nothing_is_allocated_after_open);
     tcase_add_test_raise_signal(tcase, an_allocation_in_a_sealed_phase_is_caught, 6);
