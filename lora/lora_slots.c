@@ -247,6 +247,9 @@ br_status lora_open(const br_config *config, const br_adapter_source *source, in
     *out = NULL;
     if (n_source < 0 || n_source > LORA_ADAPTER_MAX)
         return br_fail(BR_E_LIMIT, "%d adapters: expected 0 to %d", n_source, LORA_ADAPTER_MAX);
+    for (int32_t i = 0; i < n_source; i++)
+        if (!source || !source[i].dir)
+            return br_fail(BR_E_ARG, "adapter %d of %d has no folder", i, n_source);
     BR_TRY_GOTO(new_set(config, out), exit);
     for (int32_t i = 0; i < n_source; i++) {
         BR_TRY_GOTO(name_adapter(*out, source[i].name), exit);

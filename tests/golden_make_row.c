@@ -6,6 +6,8 @@
 
 #include <math.h>
 
+#define EPS 1e-5f /* of every norm here */
+
 static void make_embed(golden_set *set) {
     static const int32_t token[] = {0, 6, 3, 3, 1};
     golden_case *c = golden_begin(set, "raw-bits");
@@ -21,7 +23,7 @@ static golden_case *norm_case(golden_set *set, const char *name, row_family fami
     golden_fill_f32(c, "w", ROW_NORMAL, 21, d, 0, 0);
     if (with_b)
         golden_fill_f32(c, "b", ROW_NORMAL, 22, d, 0, 0);
-    golden_add_float(c, "eps", 1e-5f);
+    golden_add_float(c, "eps", EPS);
     return c;
 }
 
@@ -46,9 +48,9 @@ static void draw_decisive_row(bi_bf16 *x, int32_t d, int layer, uint64_t key) {
         float mean = 0.0f;
         for (int32_t i = 0; i < d; i++)
             mean += layer ? row_case_widen(x[i]) / (float)d : 0.0f;
-        wanted = slow_rsqrt(sum_by(x, mean, d, 256) / (float)d);
-        fewer = slow_rsqrt(sum_by(x, mean, d, 128) / (float)d);
-        more = slow_rsqrt(sum_by(x, mean, d, 512) / (float)d);
+        wanted = slow_rsqrt(sum_by(x, mean, d, 256) / (float)d + EPS);
+        fewer = slow_rsqrt(sum_by(x, mean, d, 128) / (float)d + EPS);
+        more = slow_rsqrt(sum_by(x, mean, d, 512) / (float)d + EPS);
     } while (wanted == fewer || wanted == more);
 }
 
@@ -64,7 +66,7 @@ static void aim_at_ties(golden_case *c, int layer) {
     for (int32_t i = 0; i < d; i++)
         square += ((double)row_case_widen(x[i]) - mean) * ((double)row_case_widen(x[i]) - mean) / d;
     for (int32_t i = 0; i < d; i++) {
-        double scaled = ((double)row_case_widen(x[i]) - mean) / sqrt(square + 1e-5);
+        double scaled = ((double)row_case_widen(x[i]) - mean) / sqrt(square + (double)EPS);
         w[i] = (float)((row_case_tie(5, i) - (layer ? (double)golden_f32(c, "b")[i] : 0)) / scaled);
     }
 }
@@ -168,7 +170,7 @@ static void make_kda_norm(golden_set *set) {
         golden_fill_f32(c, "o", family, 61, 3, 2, 48);
         golden_fill_f32(c, "w", ROW_NORMAL, 62, 48, 0, 0);
         golden_fill_bf16(c, "gate", ROW_NORMAL, 63, 3, 96, 0);
-        golden_add_float(c, "eps", 1e-5f);
+        golden_add_float(c, "eps", EPS);
         if (fault)
             ((float *)c->in[0].data)[100] = 0x1p70f;
     }
@@ -194,7 +196,7 @@ static void attnres_case(golden_set *set, const char *name, row_family family, i
     golden_fill_bf16(c, "p", family, 82, 2, d, 0);
     golden_fill_f32(c, "norm", ROW_NORMAL, 83, d, 0, 0);
     golden_fill_f32(c, "proj", ROW_NORMAL, 84, d, 0, 0);
-    golden_add_float(c, "eps", 1e-5f);
+    golden_add_float(c, "eps", EPS);
 }
 
 static void make_attnres(golden_set *set) {

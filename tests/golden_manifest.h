@@ -1,7 +1,7 @@
 /* golden_manifest: golden/MANIFEST, which names each file of golden vectors, its digest, its op and clauses, and who agreed.
  *
- * Layer: tests. Lines of text: `contract DIGEST`, then `FILE DIGEST OP CLAUSES AGREED` in the order of the names. A line whose
- * digest is `-` only says that other files belong here; readers skip it. */
+ * Layer: tests. Lines of text: `contract DIGEST`, then `FILE DIGEST OP CLAUSES AGREED` in the order of the names. A line
+ * whose digest is `-` only says that other files belong here; readers skip it. */
 #ifndef GOLDEN_MANIFEST_H
 #define GOLDEN_MANIFEST_H
 

@@ -50,7 +50,7 @@ static bi_mat pack(op_rig *rig, const matrices *m, int32_t map) {
     return op_rig_mat(rig, m->w + at, m->n_out, m->n_in);
 }
 
-/* Adapters of a family of maps: a (n_slot * n_map, rank, n_in), b (n_slot * n_map, n_out, rank), s and absent (n_slot * n_map). */
+/* Adapters of n_map maps: a (n_slot * n_map, rank, n_in), b (n_slot * n_map, n_out, rank), s and absent (n_slot * n_map). */
 typedef struct adapters {
     int32_t rank;
     const bi_bf16 *a, *b;

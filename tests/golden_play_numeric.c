@@ -1,6 +1,6 @@
 /* numeric on golden cases: block and chain, sums, functions, conversions, draws, the weight generator, a model's constants;
- * see golden_play.h. What an instruction set compiles for itself (the chain, the functions) runs in its own form; the rest is
- * compiled once. */
+ * see golden_play.h. What an instruction set compiles for itself (the chain, the functions) runs in its own form; the rest
+ * is compiled once. */
 #include "golden_play.h"
 
 #include "bi_block.h"

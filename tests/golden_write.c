@@ -1,8 +1,9 @@
 /* golden_write OUT_DIR: writes golden/ops, golden/inspect.txt and golden/MANIFEST anew.
  *
- * Layer: tests. A file is admitted when the oracle on every instruction set of this processor and the slow form give the same
- * bits; the first difference ends the program with exit 1 and leaves the rest unwritten. Run on a processor with AVX-512: the
- * manifest names the sets that agreed. Files that come from elsewhere (hw_probe, bugs) are listed, not written. */
+ * Layer: tests. A file is admitted when the oracle on every instruction set of this processor and the slow form give the
+ * same bits; the first difference ends the program with exit 1 and leaves the rest unwritten. Run it on a processor with
+ * AVX-512: the manifest names the sets that agreed. The files of OUT_DIR/bugs keep their inputs and get their outputs anew;
+ * those of OUT_DIR/hw_probe came from hardware and are listed only. */
 #include "golden_file.h"
 #include "golden_make.h"
 #include "golden_manifest.h"

@@ -213,7 +213,7 @@ START_TEST(bytes_of_pico_are_pinned) {
         {0, "model.safetensors.index.json", "5ace354f87ad2b6d8991e7d237558713"},
         {0, "model-00001-of-00003.safetensors", "c1c1493c44f773f56ca4782dda630793"},
         {0, "model-00002-of-00003.safetensors", "d7dc7bd022c073aa93cd20819dce8851"},
-        {0, "model-00003-of-00003.safetensors", "aa74a59c374022a70e33cb9e50775707"},
+        {0, "model-00003-of-00003.safetensors", "77b6816fda21ad71895a45a6421f33a6"},
         {1, "adapter_config.json", "5254a2771f2c0aa482446ebe39edf702"},
         {1, "adapter_model.safetensors", "ec1773e1c4f66e368354fbaf860079eb"},
     };

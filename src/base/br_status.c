@@ -6,27 +6,45 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SENTENCE_BYTES = 1024 };
+enum { SENTENCE_BYTES = 1024, WHOLE_BYTES = 8192, HEAD_BYTES = 500 };
 
 static _Thread_local char sentence[SENTENCE_BYTES];
 
+/* A sentence is one line that is safe on a terminal, whatever bytes the names in it have: they come from anybody's files. Of a
+ * long one the middle goes: a path stands in front, the reason at the end. */
+static void keep(char *whole) {
+    const size_t n = strlen(whole), n_tail = SENTENCE_BYTES - HEAD_BYTES - 3;
+    for (size_t i = 0; i < n; i++)
+        if ((unsigned char)whole[i] < 0x20 || whole[i] == 0x7f)
+            whole[i] = '?';
+    if (n < SENTENCE_BYTES) {
+        memcpy(sentence, whole, n + 1);
+        return;
+    }
+    memcpy(sentence, whole, HEAD_BYTES);
+    memcpy(sentence + HEAD_BYTES, "...", 3);
+    memcpy(sentence + HEAD_BYTES + 3, whole + n + 1 - n_tail, n_tail);
+}
+
 br_status br_fail(br_status status, const char *format, ...) {
+    char whole[WHOLE_BYTES];
     va_list args;
     va_start(args, format);
-    vsnprintf(sentence, sizeof sentence, format, args);
+    vsnprintf(whole, sizeof whole, format, args);
     va_end(args);
+    keep(whole);
     return status;
 }
 
 br_status br_fail_context(br_status status, const char *format, ...) {
-    char whole[SENTENCE_BYTES];
+    char whole[WHOLE_BYTES];
     va_list args;
     va_start(args, format);
     int n = vsnprintf(whole, sizeof whole, format, args);
     va_end(args);
     if (n >= 0 && (size_t)n < sizeof whole)
-        snprintf(whole + n, sizeof whole - (size_t)n, ": %.*s", (int)sizeof whole - n - 3, sentence);
-    memcpy(sentence, whole, sizeof sentence);
+        snprintf(whole + n, sizeof whole - (size_t)n, ": %s", sentence);
+    keep(whole);
     return status;
 }
 

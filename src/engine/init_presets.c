@@ -325,11 +325,11 @@ static const init_recipe RECIPE[BR_CLASS_COUNT] = {
     [BR_W_POST_NORM] = NORM,
     [BR_W_FINAL_NORM] = NORM,
     [BR_W_ATTN_RES_NORM] = NORM,
-    [BR_W_ATTN_RES_PROJ] = GAIN(1.0f),
+    [BR_W_ATTN_RES_PROJ] = GAIN(0.5f),
     [BR_W_MLP_RES_NORM] = NORM,
-    [BR_W_MLP_RES_PROJ] = GAIN(1.0f),
+    [BR_W_MLP_RES_PROJ] = GAIN(0.5f),
     [BR_W_OUT_RES_NORM] = NORM,
-    [BR_W_OUT_RES_PROJ] = GAIN(1.0f),
+    [BR_W_OUT_RES_PROJ] = GAIN(0.5f),
 };
 
 /* Without a lower bound the gate is -exp(A_log) * softplus(.), which reaches the same decays with smaller arguments. */

@@ -255,7 +255,10 @@ static br_status digest_file(generate *g) {
     rollout_reader *reader;
     BR_TRY(rollout_open(g->options->out_path, &reader));
     g->report->n_seq = rollout_seq_count(reader);
-    br_status status = logprob_digest_of_file(reader, &g->report->logprob_digest);
+    br_status status = g->report->n_seq == g->n_item
+                           ? logprob_digest_of_file(reader, &g->report->logprob_digest)
+                           : br_fail(BR_E_IO, "%s holds %lld of %lld sequences: another process wrote to this path", g->options->out_path,
+                                     (long long)g->report->n_seq, (long long)g->n_item);
     rollout_reader_close(reader);
     return status;
 }

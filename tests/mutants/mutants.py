@@ -25,8 +25,8 @@ class Mutant:
     why: str = ""
 
 
-def linear(name, value):
-    return Mutant(name, value, ("linear/block and chain/block_equals_slow_form", golden("block"), golden("chain")))
+def block(name, value, *more):
+    return Mutant(name, value, ("linear/block and chain/block_equals_slow_form", golden("block"), *more))
 
 
 def kda(name, value):
@@ -47,9 +47,9 @@ def function(name, value, why=""):
 
 CONTRACT = (
     Mutant("BI_CONTRACT_VERSION", "2", (INSPECT,), why="a name, not a number that is computed with"),
-    linear("BI_MMA_K", "8"),
-    linear("BI_MMA_FRACTION", "24"),
-    linear("BI_MMA_EXP_MIN", "(-132)"),
+    block("BI_MMA_K", "8", golden("chain")),
+    block("BI_MMA_FRACTION", "24", golden("chain")),
+    block("BI_MMA_EXP_MIN", "(-132)"),
     Mutant("BI_LORA_RANK_PAD", "32", (INSPECT,), why="a block of zeros returns the accumulator: no padding moves a bit"),
     Mutant("BI_SUM_LANES", "512", ("numeric/numeric/sums", golden("sum"), golden("rmsnorm"))),
     Mutant("BI_SOFTPLUS_LINEAR", "12.0f", ("kda/kda/gate_equals_slow_form", golden("fn"), golden("kda_gate")),

@@ -194,8 +194,8 @@ def needed(mutant, changed):
 def failures(runner, test):
     """The messages with which a named test fails; [] when it passes, None when it did not run."""
     suite, case, name = test.split("/")
-    result = subprocess.run([runner, suite], env={**os.environ, "CK_RUN_CASE": case}, capture_output=True, text=True, check=False,
-                            timeout=TEST_TIMEOUT_S)
+    result = subprocess.run([runner, suite], env={**os.environ, "CK_RUN_CASE": case}, capture_output=True, text=True,
+                            check=False, timeout=TEST_TIMEOUT_S)
     ran = re.search(r"Checks: ([1-9]\d*)", result.stdout)
     pattern = re.compile(rf"^\S+:\d+:F:{re.escape(case)}:{re.escape(name)}:\d+: (.*)$", re.M)
     return pattern.findall(result.stdout) if ran else None
