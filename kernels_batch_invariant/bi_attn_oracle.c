@@ -15,8 +15,6 @@
 #include "bi_rows.h"
 #include "bi_sum.h"
 
-#define BI_IS_portable 1
-
 enum {
     GROUP = BI_ATT_BLOCK,
     GATE_COST = 8 /* element steps of one sigmoid */
@@ -40,17 +38,6 @@ static bi_bf16 *latent_row(const bi_cache *cache, int32_t seq, int32_t position,
     return block + (size_t)(position % BR_PAGE_TOK) * (size_t)pad_panel(d_latent);
 }
 
-static br_status check_cache(const bi_cache *cache, int32_t d_latent) {
-    size_t bytes = BI_FN(bi_latent_block_bytes)(d_latent);
-    if (cache->block_bytes < bytes)
-        return br_fail(BR_E_SHAPE, "a latent block of width %d: expected at least %zu bytes, got %zu", d_latent, bytes,
-                       cache->block_bytes);
-    if ((uintptr_t)cache->base % sizeof(float) || cache->block_bytes % sizeof(float))
-        return br_fail(BR_E_ALIGN, "the latent cache: expected base and block bytes in multiples of 4, got %p and %zu",
-                       (void *)cache->base, cache->block_bytes);
-    return BR_OK;
-}
-
 static void store_row(const void *args, int32_t t) {
     const bi_latent_store_args *a = args;
     const bi_seg *seg = &a->batch->seg[a->batch->row_seg[t]];
@@ -61,8 +48,9 @@ static void store_row(const void *args, int32_t t) {
 
 br_status BI_FN(bi_latent_store)(bi_ctx *ctx, const bi_latent_store_args *a) {
     if (a->d_latent < 1 || a->x_ld < a->d_latent)
-        return br_fail(BR_E_SHAPE, "bi_latent_store: expected 1 <= d_latent <= x_ld, got %d and %d", a->d_latent, a->x_ld);
-    BR_TRY(check_cache(&a->cache, a->d_latent));
+        return br_fail(BR_E_SHAPE, "latent_store: rows of %d at stride %d: expected at least 1, stride >= them", a->d_latent,
+                       a->x_ld);
+    BR_TRY(bi_cache_check("latent_store", &a->cache, BI_FN(bi_latent_block_bytes)(a->d_latent)));
     bi_rows_run(ctx, store_row, a, a->batch->n_row, a->d_latent);
     return BR_OK;
 }
@@ -88,47 +76,41 @@ typedef struct work {
     const bi_bf16 *row[GROUP];           /* latent rows of the group */
 } work;
 
-static void *take(unsigned char *base, size_t *used, size_t bytes) {
-    void *at = (void *)((uintptr_t)base + *used);
-    *used += (bytes + 63) / 64 * 64;
-    return at;
-}
-
-/* Lays a query's arrays out at base and returns their bytes; base NULL only counts. */
-static size_t carve(work *w, unsigned char *base, int32_t n_head, int32_t d_kv_latent, int32_t d_rope, int32_t n_select) {
-    size_t used = 0, heads = (size_t)n_head;
+/* Lays a query's arrays out. */
+static void carve(work *w, br_arena *arena, int32_t n_head, int32_t d_kv_latent, int32_t d_rope, int32_t n_select) {
+    size_t heads = (size_t)n_head;
     w->n_head = n_head;
     w->d_score = bi_pad_k(d_kv_latent + d_rope);
     w->d_value = pad_panel(d_kv_latent);
     w->v_ld = w->d_value | BI_PANEL;
     size_t d_score = (size_t)w->d_score, d_value = (size_t)w->d_value;
-    w->line = take(base, &used, sizeof *w->line * (d_score > GROUP ? d_score : GROUP));
-    w->zero = take(base, &used, sizeof *w->zero * d_score);
-    w->qf = take(base, &used, sizeof *w->qf * heads * d_score);
-    w->qe = take(base, &used, sizeof *w->qe * heads * d_score);
-    w->wf = take(base, &used, sizeof *w->wf * heads * GROUP);
-    w->we = take(base, &used, sizeof *w->we * heads * GROUP);
-    w->xf = take(base, &used, sizeof *w->xf * heads);
-    w->xe = take(base, &used, sizeof *w->xe * heads);
-    w->position = take(base, &used, sizeof *w->position * (size_t)n_select);
-    w->panel = take(base, &used, sizeof *w->panel * d_score * BI_PANEL);
-    w->kf = take(base, &used, sizeof *w->kf * d_score * BI_PANEL);
-    w->ke = take(base, &used, sizeof *w->ke * d_score * BI_PANEL);
-    w->vf = take(base, &used, sizeof *w->vf * GROUP * (size_t)w->v_ld);
-    w->ve = take(base, &used, sizeof *w->ve * GROUP * (size_t)w->v_ld);
-    w->score = take(base, &used, sizeof *w->score * heads * GROUP);
-    w->m = take(base, &used, sizeof *w->m * BI_ATT_CLASSES * heads);
-    w->l = take(base, &used, sizeof *w->l * BI_ATT_CLASSES * heads);
-    w->acc = take(base, &used, sizeof *w->acc * BI_ATT_CLASSES * heads * d_value);
-    w->out = take(base, &used, sizeof *w->out * d_value);
-    return used;
+    w->line = BR_ARENA_ARRAY(arena, bi_bf16, d_score > GROUP ? d_score : GROUP);
+    w->zero = BR_ARENA_ARRAY(arena, bi_bf16, d_score);
+    w->qf = BR_ARENA_ARRAY(arena, float, heads * d_score);
+    w->qe = BR_ARENA_ARRAY(arena, int16_t, heads * d_score);
+    w->wf = BR_ARENA_ARRAY(arena, float, heads * GROUP);
+    w->we = BR_ARENA_ARRAY(arena, int16_t, heads * GROUP);
+    w->xf = BR_ARENA_ARRAY(arena, const float *, heads);
+    w->xe = BR_ARENA_ARRAY(arena, const int16_t *, heads);
+    w->position = BR_ARENA_ARRAY(arena, int32_t, n_select);
+    w->panel = BR_ARENA_ARRAY(arena, bi_bf16, d_score * BI_PANEL);
+    w->kf = BR_ARENA_ARRAY(arena, float, d_score * BI_PANEL);
+    w->ke = BR_ARENA_ARRAY(arena, int16_t, d_score * BI_PANEL);
+    w->vf = BR_ARENA_ARRAY(arena, float, GROUP * (size_t)w->v_ld);
+    w->ve = BR_ARENA_ARRAY(arena, int16_t, GROUP * (size_t)w->v_ld);
+    w->score = BR_ARENA_ARRAY(arena, float, heads * GROUP);
+    w->m = BR_ARENA_ARRAY(arena, float, BI_ATT_CLASSES * heads);
+    w->l = BR_ARENA_ARRAY(arena, float, BI_ATT_CLASSES * heads);
+    w->acc = BR_ARENA_ARRAY(arena, float, BI_ATT_CLASSES * heads * d_value);
+    w->out = BR_ARENA_ARRAY(arena, float, d_value);
 }
 
-#if BI_JOIN(BI_IS, BI_ISA) /* the portable copy alone */
+#ifdef BI_ISA_portable
 bi_scratch bi_attn_scratch(const bi_limits *limits) {
     work w;
-    bi_scratch need = {0, carve(&w, NULL, limits->n_head, limits->d_kv_latent, limits->d_rope, limits->n_pos)};
-    return need;
+    br_arena measure = {0};
+    carve(&w, &measure, limits->n_head, limits->d_kv_latent, limits->d_rope, limits->n_pos);
+    return (bi_scratch){0, measure.used};
 }
 #endif
 
@@ -330,8 +312,8 @@ static void attn_job(void *context, int t, int thread) {
     int32_t own = seg->pos + t - seg->row;
     int32_t n = a->select ? a->n_select[t] : own + 1;
     work w;
-    size_t bytes = carve(&w, NULL, a->n_head, a->d_kv_latent, a->d_rope, n);
-    carve(&w, bi_thread_scratch(call->ctx, thread, bytes), a->n_head, a->d_kv_latent, a->d_rope, n);
+    br_arena arena = bi_thread_arena(call->ctx, thread);
+    carve(&w, &arena, a->n_head, a->d_kv_latent, a->d_rope, n);
     memset(w.zero, 0, sizeof *w.zero * (size_t)w.d_score);
     sort_by_class(&w, a->select ? a->select + (int64_t)t * a->select_ld : NULL, n, own);
     pack_query(a, &w, t);
@@ -344,19 +326,18 @@ static void attn_job(void *context, int t, int thread) {
 static br_status check_attn(const bi_limits *limits, const bi_attn_args *a) {
     if (a->n_head < 1 || a->d_kv_latent < 1 || a->d_rope < 0 || a->n_head > limits->n_head ||
         a->d_kv_latent > limits->d_kv_latent || a->d_rope > limits->d_rope)
-        return br_fail(BR_E_SHAPE, "bi_attn: expected up to %d heads of %d + %d, got %d of %d + %d", limits->n_head,
-                       limits->d_kv_latent, limits->d_rope, a->n_head, a->d_kv_latent, a->d_rope);
+        return br_fail(BR_E_SHAPE, "attn: %d heads of %d + %d: expected 1 to %d heads of 1 to %d + 0 to %d", a->n_head,
+                       a->d_kv_latent, a->d_rope, limits->n_head, limits->d_kv_latent, limits->d_rope);
     for (int32_t t = 0; t < a->batch->n_row; t++) {
         const bi_seg *seg = &a->batch->seg[a->batch->row_seg[t]];
         int32_t visible = seg->pos + t - seg->row + 1;
         if (visible < 1 || visible > limits->n_pos)
-            return br_fail(BR_E_SHAPE, "bi_attn: row %d: expected a position in 0..%d, got %d", t, limits->n_pos - 1,
-                           visible - 1);
+            return br_fail(BR_E_SHAPE, "attn: row %d at position %d: expected 0 to %d", t, visible - 1, limits->n_pos - 1);
         if (a->select && (a->n_select[t] < 1 || a->n_select[t] > a->select_ld || a->n_select[t] > visible))
-            return br_fail(BR_E_SHAPE, "bi_attn: row %d at position %d: expected 1..%d selected positions, got %d", t,
-                           visible - 1, visible < a->select_ld ? visible : a->select_ld, a->n_select[t]);
+            return br_fail(BR_E_SHAPE, "attn: row %d at position %d selects %d: expected 1 to %d", t, visible - 1,
+                           a->n_select[t], visible < a->select_ld ? visible : a->select_ld);
     }
-    return check_cache(&a->cache, a->d_kv_latent + a->d_rope);
+    return bi_cache_check("attn", &a->cache, BI_FN(bi_latent_block_bytes)(a->d_kv_latent + a->d_rope));
 }
 
 br_status BI_FN(bi_attn)(bi_ctx *ctx, const bi_attn_args *a) {
@@ -381,7 +362,7 @@ static void gate_row(const void *args, int32_t t) {
 
 br_status BI_FN(bi_attn_gate)(bi_ctx *ctx, const bi_attn_gate_args *a) {
     if (a->n_row < 0 || a->d < 1)
-        return br_fail(BR_E_SHAPE, "bi_attn_gate: expected n_row >= 0 and d >= 1, got %d and %d", a->n_row, a->d);
+        return br_fail(BR_E_SHAPE, "attn_gate: %d rows of %d: expected n_row >= 0 and d >= 1", a->n_row, a->d);
     bi_rows_run(ctx, gate_row, a, a->n_row, (int64_t)a->d * GATE_COST);
     return BR_OK;
 }

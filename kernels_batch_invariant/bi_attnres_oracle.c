@@ -63,9 +63,11 @@ br_status BI_FN(bi_attnres)(bi_ctx *ctx, const bi_attnres_args *a) {
     return BR_OK;
 }
 
-void BI_FN(bi_attnres_weight)(float *w, const float *norm, const float *proj, int32_t d) {
+br_status BI_FN(bi_attnres_weight)(bi_ctx *ctx, float *w, const float *norm, const float *proj, int32_t d) {
+    (void)ctx;
     for (int32_t i = 0; i < d; i++)
         w[i] = norm[i] * proj[i];
+    return BR_OK;
 }
 
 /* Blocks are staged as f32 because y may be a or b. A sum of finite bf16 can round to Inf, so the rounded row is checked. */
@@ -93,13 +95,3 @@ br_status BI_FN(bi_residual)(bi_ctx *ctx, const bi_residual_args *a) {
     bi_rows_run(ctx, residual_row, a, a->n_row, a->d);
     return BR_OK;
 }
-
-#define BI_IS_portable 1
-#if BI_JOIN(BI_IS, BI_ISA) /* the portable copy alone */
-/* A row's scores and one block of it live on the stack. */
-bi_scratch bi_attnres_scratch(const bi_limits *limits) {
-    (void)limits;
-    bi_scratch none = {0, 0};
-    return none;
-}
-#endif

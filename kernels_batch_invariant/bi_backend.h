@@ -22,11 +22,16 @@
 typedef struct bi_ops {
     const char *name; /* "oracle-portable", "oracle-avx2", "oracle-avx512" */
 
-    /* packed matrices; element (o, i) of the source lies at src[o * stride_out + i * stride_in] */
+    /* Frees what open made. */
+    void (*close)(bi_ctx *);
+
+    /* Packed matrices, at load; element (o, i) of the source lies at src[o * stride_out + i * stride_in]. BR_E_SHAPE when a
+     * size is below 1. Several threads may pack at once. */
     size_t (*mat_bytes)(int32_t n_out, int32_t n_in);
-    void (*mat_pack_bf16)(void *dst, int32_t n_out, int32_t n_in, const bi_bf16 *src, int64_t stride_out, int64_t stride_in);
-    /* code (n_out, n_in/2) two a byte, low nibble first; scale (n_out, n_in/32) E8M0 bytes 0..252 */
-    void (*mat_pack_fp4)(void *dst, int32_t n_out, int32_t n_in, const uint8_t *code, const uint8_t *scale);
+    br_status (*mat_pack_bf16)(bi_ctx *, void *dst, int32_t n_out, int32_t n_in, const bi_bf16 *src, int64_t stride_out,
+                               int64_t stride_in);
+    /* code (n_out, n_in/2) two a byte, low nibble first; scale (n_out, n_in/32) E8M0 bytes 0..252; n_in a multiple of 32 */
+    br_status (*mat_pack_fp4)(bi_ctx *, void *dst, int32_t n_out, int32_t n_in, const uint8_t *code, const uint8_t *scale);
     size_t (*latent_block_bytes)(int32_t d_latent);
     size_t (*index_block_bytes)(int32_t d);
 
@@ -48,7 +53,7 @@ typedef struct bi_ops {
     br_status (*combine)(bi_ctx *, const bi_combine_args *);
     br_status (*glu)(bi_ctx *, const bi_glu_args *);
     br_status (*attnres)(bi_ctx *, const bi_attnres_args *);
-    void (*attnres_weight)(float *w, const float *norm, const float *proj, int32_t d);
+    br_status (*attnres_weight)(bi_ctx *, float *w, const float *norm, const float *proj, int32_t d);
     br_status (*residual)(bi_ctx *, const bi_residual_args *);
     br_status (*score)(bi_ctx *, const bi_score_args *);
     br_status (*sample)(bi_ctx *, const bi_sample_args *);
@@ -62,11 +67,19 @@ typedef struct bi_backend {
 /* isa: NULL picks the best this processor has; else "portable", "avx2", "avx512" (BR_E_UNSUPPORTED when it lacks it).
  * The pool stays the caller's and must outlive the backend. Scratch is sized from the limits. */
 br_status bi_backend_oracle_open(const bi_limits *limits, br_pool *pool, const char *isa, bi_backend *out);
-void bi_backend_oracle_close(bi_backend *backend);
+
+/* Closes a backend of any kind; one that never opened, or is closed already, is a no-op. */
+static inline void bi_backend_close(bi_backend *backend) {
+    if (backend->ctx)
+        backend->op->close(backend->ctx);
+    *backend = (bi_backend){NULL, NULL};
+}
 
 /* Constants of a model that the contract rounds once from their exact value. */
 float bi_const_attn_alpha(int32_t d_nope, int32_t d_rope);      /* (d_nope + d_rope)^-1/2 */
 float bi_const_index_c(int32_t n_head, int32_t d);              /* (n_head * d)^-1/2 */
-float bi_const_lora_s(double alpha, int32_t rank, int32_t rslora); /* alpha/r, or alpha/sqrt r */
+float bi_const_kda_scale(int32_t d);                            /* d^-1/2 */
+/* alpha/r, or alpha/sqrt r */
+float bi_const_lora_s(double alpha, int32_t rank, int32_t rslora);
 
 #endif

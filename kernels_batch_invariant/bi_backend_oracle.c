@@ -8,6 +8,7 @@ extern const bi_ops BI_FN(bi_ops);
 
 const bi_ops BI_FN(bi_ops) = {
     .name = "oracle-" BI_TEXT(BI_ISA),
+    .close = bi_oracle_close,
     .mat_bytes = BI_FN(bi_mat_bytes),
     .mat_pack_bf16 = BI_FN(bi_mat_pack_bf16),
     .mat_pack_fp4 = BI_FN(bi_mat_pack_fp4),

@@ -37,12 +37,12 @@
 #define BI_IDX_AMAX_MIN 1e-4f
 #define BI_IDX_E4M3_MAX 448.0f
 #define BI_IDX_CHAINS 4
+#define BI_IDX_PAIR 2   /* neighbouring heads of one chain: h is of chain (h / PAIR) % CHAINS */
 /* N-ROUTE */
 #define BI_ROUTE_SUM_EPS 1e-20f
 /* N-HEAD */
 #define BI_HEAD_BLOCK 128
 #define BI_HEAD_Z_MAX 0x1p118f   /* |z| is cut here: finite logits never overflow in x / T or in their spread */
-#define BI_HEAD_RANK_CUT 1024   /* ranks cut the vocabulary at multiples of this */
 /* N-SAMPLE */
 #define BI_SAMPLE_WEIGHT_BITS 40
 #define BI_SAMPLE_P_BITS 32
@@ -55,7 +55,7 @@
 #define BI_RNG_PURPOSES 256     /* counter word 1 = sample number * PURPOSES + purpose */
 #define BI_RNG_PURPOSE_SAMPLE 0
 
-/* Each constant once, all exact in binary64: what the digest hashes and `inspect` prints. */
+/* Each constant once, all exact in binary64: the digest hashes names and values, `inspect` prints them. */
 #define BI_CONTRACT_CONSTANTS(X)                                                                                        \
     X(BI_CONTRACT_VERSION)                                                                                              \
     X(BI_MMA_K) X(BI_MMA_FRACTION) X(BI_MMA_EXP_MIN)                                                                    \
@@ -65,22 +65,24 @@
     X(BI_CONV_TAPS)                                                                                                     \
     X(BI_KDA_LANES) X(BI_KDA_KEYS) X(BI_KDA_CHAINS) X(BI_KDA_L2_EPS)                                                    \
     X(BI_ATT_CLASSES) X(BI_ATT_CLASS_SHIFT) X(BI_ATT_BLOCK)                                                             \
-    X(BI_IDX_AMAX_MIN) X(BI_IDX_E4M3_MAX) X(BI_IDX_CHAINS)                                                              \
+    X(BI_IDX_AMAX_MIN) X(BI_IDX_E4M3_MAX) X(BI_IDX_CHAINS) X(BI_IDX_PAIR)                                               \
     X(BI_ROUTE_SUM_EPS)                                                                                                 \
-    X(BI_HEAD_BLOCK) X(BI_HEAD_Z_MAX) X(BI_HEAD_RANK_CUT)                                                                   \
+    X(BI_HEAD_BLOCK) X(BI_HEAD_Z_MAX)                                                                                   \
     X(BI_SAMPLE_WEIGHT_BITS) X(BI_SAMPLE_P_BITS)                                                                        \
     X(BI_PHILOX_ROUNDS) X(BI_PHILOX_MUL0) X(BI_PHILOX_MUL1) X(BI_PHILOX_WEYL0) X(BI_PHILOX_WEYL1)                       \
     X(BI_RNG_PURPOSES) X(BI_RNG_PURPOSE_SAMPLE)
 
 static_assert(BI_ATT_BLOCK % BI_MMA_K == 0, "an attention block is whole k-blocks");
 static_assert((1 << BI_ATT_CLASS_SHIFT) == BI_ATT_BLOCK, "a dense class block is one run of positions");
-static_assert(BI_HEAD_RANK_CUT % BI_HEAD_BLOCK == 0, "ranks hold whole sub-blocks");
 static_assert(BI_LORA_RANK_PAD % BI_MMA_K == 0, "an adapter is whole k-blocks");
 static_assert(BI_SUM_LANES % (2 * BI_HEAD_BLOCK) == 0, "SUM128 is a fold of SUM");
 static_assert(BI_HEAD_BLOCK % BI_ATT_BLOCK == 0, "SUM64 is a fold of SUM128");
 
+/* Of each constant in turn: its name, a zero byte, its value as the 8 bytes of a binary64, low byte first. No text of a
+ * number is hashed: C libraries and locales spell numbers differently. */
 br_digest bi_contract_digest(void);
-/* One "NAME value" line a constant; i from 0; 0 past the end. For `inspect`. */
+/* One "NAME value" line a constant, for `inspect`; i from 0; 0 past the end. An integer is decimal, any other value a
+ * hexadecimal significand and a power of two; the same text in every locale. */
 int bi_contract_line(int i, char *line, int n);
 
 #endif

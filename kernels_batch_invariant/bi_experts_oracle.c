@@ -4,16 +4,10 @@
  * tiles of up to 32; one job a tile, from the input rows to the expert's output rows, everything between in the thread's
  * scratch. The rows of a tile stand in the order of their adapter slots, so that the chains of one adapter run together.
  * Which pairs share a tile or a thread moves no bit: each element is one chain of its own. */
-#include "bi_gemm.h"
-#include "bi_oracle.h"
-#include "bi_rows.h"
-
 #include "bi_act.h"
+#include "bi_lora_rows.h"
 
-enum {
-    TILE_ROWS = 32,
-    PACKED = sizeof(float) + sizeof(int16_t) /* bytes of one packed value */
-};
+enum { TILE_ROWS = BI_LORA_ROWS };
 
 typedef struct tile {
     int32_t expert, begin, end; /* places in experts_run.pair */
@@ -27,20 +21,13 @@ typedef struct experts_run {
     int32_t n_tile;
 } experts_run;
 
-/* Packed rows: (n_row, ld) values and exponents. */
-typedef struct packed {
-    float *f;
-    int16_t *e;
-    size_t ld;
-} packed;
-
-/* A tile at work. Rows group[g] .. group[g + 1] - 1 have one slot. */
+/* A tile at work: its pairs sorted by slot, and the row of the op that each belongs to. */
 typedef struct work {
     const bi_experts_args *args;
-    int32_t expert, n_row;
-    int32_t pair[TILE_ROWS];
-    int32_t slot[TILE_ROWS], group[TILE_ROWS + 1], n_group;
-    packed x, h, t1, t3; /* input, activation, and T of two maps; T of w2 takes the place of t1 */
+    int32_t expert, n_row, n_group;
+    int32_t pair[TILE_ROWS], row[TILE_ROWS];
+    bi_span group[TILE_ROWS];
+    bi_packed x, h, t1, t3; /* input, activation, and T of two maps; T of w2 takes the place of t1 */
 } work;
 
 /* ---- scratch ------------------------------------------------------------------------------------------------------- */
@@ -51,11 +38,10 @@ static size_t shared_bytes(int32_t n_row, int32_t topk, int32_t n_expert) {
 }
 
 static size_t thread_bytes(int32_t d, int32_t d_ff, int32_t rank) {
-    return (size_t)TILE_ROWS * PACKED * (size_t)(bi_pad_k(d) + bi_pad_k(d_ff) + 2 * bi_pad_k(rank));
+    return (size_t)TILE_ROWS * BI_PACKED_BYTES * (size_t)(bi_pad_k(d) + bi_pad_k(d_ff) + 2 * bi_pad_rank(rank));
 }
 
-#define BI_IS_portable 1
-#if BI_JOIN(BI_IS, BI_ISA) /* the portable copy alone */
+#ifdef BI_ISA_portable
 bi_scratch bi_experts_scratch(const bi_limits *limits) {
     bi_scratch need = {shared_bytes(limits->n_row, limits->n_expert_topk, limits->n_expert),
                        thread_bytes(limits->d_expert, limits->d_expert_ff, limits->rank)};
@@ -68,8 +54,8 @@ static void place_scratch(const experts_run *run, int thread, work *w) {
     const bi_experts_args *a = run->args;
     int32_t rank = run->ctx->limits.rank;
     float *f = (float *)bi_thread_scratch(run->ctx, thread, thread_bytes(a->d, a->d_ff, rank));
-    packed *part[4] = {&w->x, &w->h, &w->t1, &w->t3};
-    const int32_t width[4] = {bi_pad_k(a->d), bi_pad_k(a->d_ff), bi_pad_k(rank), bi_pad_k(rank)};
+    bi_packed *part[4] = {&w->x, &w->h, &w->t1, &w->t3};
+    const int32_t width[4] = {bi_pad_k(a->d), bi_pad_k(a->d_ff), bi_pad_rank(rank), bi_pad_rank(rank)};
     for (int i = 0; i < 4; i++) {
         part[i]->f = f;
         part[i]->ld = (size_t)width[i];
@@ -88,79 +74,38 @@ static int32_t slot_of(const bi_experts_args *a, int32_t pair) {
     return a->row_slot ? a->row_slot[pair / a->topk] : -1;
 }
 
-/* The adapter of a slot on one map of an expert, NULL when it leaves the map alone. */
-static const bi_adapter *adapter_of(const bi_experts_args *a, const bi_adapter *lora, int32_t slot, int32_t expert) {
-    if (!lora || slot < 0)
-        return NULL;
-    const bi_adapter *adapter = &lora[(size_t)slot * (size_t)a->n_expert + (size_t)expert];
-    return adapter->a.data ? adapter : NULL;
+static bi_lora_map lora_of(const bi_experts_args *a, const bi_adapter *slot, int32_t expert) {
+    return (bi_lora_map){slot, a->n_expert, expert};
 }
 
 /* Takes the tile's pairs in the order of their slots and packs their input rows. */
 static void gather(const experts_run *run, const tile *of, work *w) {
     const bi_experts_args *a = run->args;
+    int32_t slot[TILE_ROWS];
     w->expert = of->expert;
     w->n_row = of->end - of->begin;
-    w->n_group = 0;
     for (int32_t i = 0; i < w->n_row; i++) {
-        int32_t pair = run->pair[of->begin + i], slot = slot_of(a, pair), place = i;
-        for (; place > 0 && w->slot[place - 1] > slot; place--) {
-            w->slot[place] = w->slot[place - 1];
-            w->pair[place] = w->pair[place - 1];
-        }
-        w->slot[place] = slot;
-        w->pair[place] = pair;
+        w->pair[i] = run->pair[of->begin + i];
+        slot[i] = slot_of(a, w->pair[i]);
     }
+    bi_lora_sort(w->pair, slot, w->n_row);
+    w->n_group = bi_lora_cut(slot, w->n_row, TILE_ROWS, w->group);
     for (int32_t i = 0; i < w->n_row; i++) {
-        if (i == 0 || w->slot[i] != w->slot[i - 1])
-            w->group[w->n_group++] = i;
-        size_t at = (size_t)i * w->x.ld;
-        const bi_bf16 *x = a->x + (size_t)(w->pair[i] / a->topk) * (size_t)a->d;
-        BI_FN(bi_pack_row)(x, a->d, (int32_t)w->x.ld, w->x.f + at, w->x.e + at);
-    }
-    w->group[w->n_group] = w->n_row;
-}
-
-/* T = R(RN(s * chain(x, A))) of rows begin .. end - 1, packed and padded with zeros to whole k-blocks. */
-static void make_t(const work *w, const packed *x, const bi_adapter *adapter, int32_t begin, int32_t end, const packed *t) {
-    int32_t rank = adapter->a.n_out;
-    for (int32_t first = 0; first < rank; first += BI_PANEL) {
-        float acc[TILE_ROWS][BI_PANEL] = {{0}};
-        int32_t width = rank - first < BI_PANEL ? rank - first : BI_PANEL, panel = first / BI_PANEL;
-        size_t at = (size_t)begin * x->ld;
-        bi_gemm_rows(end - begin, x->f + at, x->e + at, x->ld, &adapter->a, panel, panel + 1, acc[0], BI_PANEL);
-        for (int32_t i = begin; i < end; i++) {
-            bi_bf16 rounded[BI_PANEL];
-            for (int32_t l = 0; l < width; l++) {
-                rounded[l] = bi_round(BI_MUL(adapter->s, acc[i - begin][l]));
-                bi_fault_check(&w->args->fault, w->pair[i] / w->args->topk, bi_widen(rounded[l]));
-            }
-            at = (size_t)i * t->ld + (size_t)first;
-            BI_FN(bi_pack_row)(rounded, width, bi_pad_k(width), t->f + at, t->e + at);
-        }
+        w->row[i] = w->pair[i] / a->topk;
+        bi_packed to = bi_packed_from(w->x, i);
+        BI_FN(bi_pack_row)(a->x + (size_t)w->row[i] * (size_t)a->d, a->d, (int32_t)to.ld, to.f, to.e);
     }
 }
 
-static void make_all_t(const work *w, const packed *x, const bi_adapter *lora, const packed *t) {
-    for (int32_t g = 0; g < w->n_group; g++) {
-        const bi_adapter *adapter = adapter_of(w->args, lora, w->slot[w->group[g]], w->expert);
-        if (adapter)
-            make_t(w, x, adapter, w->group[g], w->group[g + 1], t);
-    }
+static void make_t(const work *w, bi_packed x, const bi_adapter *slot, bi_packed t) {
+    for (int32_t g = 0; g < w->n_group; g++)
+        bi_lora_t(lora_of(w->args, slot, w->expert), x, t, w->group[g], w->row, &w->args->fault);
 }
 
-/* One panel of a map for all rows of the tile: the base chain, continued group by group through B. */
-static void chain_panel(const work *w, const packed *x, const bi_mat *map, const bi_adapter *lora, const packed *t,
-                        int32_t panel, float acc[TILE_ROWS][BI_PANEL]) {
-    memset(acc, 0, sizeof *acc * (size_t)w->n_row);
-    bi_gemm_rows(w->n_row, x->f, x->e, x->ld, map, panel, panel + 1, acc[0], BI_PANEL);
-    for (int32_t g = 0; g < w->n_group; g++) {
-        int32_t begin = w->group[g], end = w->group[g + 1];
-        const bi_adapter *adapter = adapter_of(w->args, lora, w->slot[begin], w->expert);
-        size_t at = (size_t)begin * t->ld;
-        if (adapter)
-            bi_gemm_rows(end - begin, t->f + at, t->e + at, t->ld, &adapter->b, panel, panel + 1, acc[begin], BI_PANEL);
-    }
+/* One panel of a map for all rows of the tile. */
+static void chain_panel(const work *w, bi_packed x, const bi_mat *map, const bi_adapter *slot, bi_packed t, int32_t panel,
+                        float acc[TILE_ROWS][BI_PANEL]) {
+    bi_lora_panel(&map[w->expert], lora_of(w->args, slot, w->expert), x, t, w->group, w->n_group, 0, w->n_row, panel, acc);
 }
 
 static inline void act_row(const bi_act *act, const float *restrict g, const float *restrict u, int32_t n,
@@ -180,12 +125,12 @@ static void gate_and_up(const work *w) {
         float g[TILE_ROWS][BI_PANEL], u[TILE_ROWS][BI_PANEL];
         bi_bf16 h[BI_PANEL];
         int32_t first = panel * BI_PANEL, width = a->d_ff - first < BI_PANEL ? a->d_ff - first : BI_PANEL;
-        chain_panel(w, &w->x, &a->w1[w->expert], a->lora1, &w->t1, panel, g);
-        chain_panel(w, &w->x, &a->w3[w->expert], a->lora3, &w->t3, panel, u);
+        chain_panel(w, w->x, a->w1, a->lora1, w->t1, panel, g);
+        chain_panel(w, w->x, a->w3, a->lora3, w->t3, panel, u);
         for (int32_t i = 0; i < w->n_row; i++) {
-            size_t at = (size_t)i * w->h.ld + (size_t)first;
+            bi_packed to = bi_packed_from(w->h, i);
             act_row(&a->act, g[i], u[i], BI_PANEL, h);
-            BI_FN(bi_pack_row)(h, width, bi_pad_k(width), w->h.f + at, w->h.e + at);
+            BI_FN(bi_pack_row)(h, width, bi_pad_k(width), to.f + first, to.e + first);
         }
     }
 }
@@ -195,7 +140,7 @@ static void down(const work *w) {
     for (int32_t panel = 0; panel < bi_panel_count(a->d); panel++) {
         float acc[TILE_ROWS][BI_PANEL];
         int32_t first = panel * BI_PANEL, width = a->d - first < BI_PANEL ? a->d - first : BI_PANEL;
-        chain_panel(w, &w->h, &a->w2[w->expert], a->lora2, &w->t1, panel, acc);
+        chain_panel(w, w->h, a->w2, a->lora2, w->t1, panel, acc);
         for (int32_t i = 0; i < w->n_row; i++)
             bi_round_row(a->y + (size_t)w->pair[i] * (size_t)a->d + first, acc[i], width);
     }
@@ -207,10 +152,10 @@ static void tile_job(void *context, int job, int thread) {
     work w = {.args = a};
     place_scratch(run, thread, &w);
     gather(run, &run->tile[job], &w);
-    make_all_t(&w, &w.x, a->lora1, &w.t1);
-    make_all_t(&w, &w.x, a->lora3, &w.t3);
+    make_t(&w, w.x, a->lora1, w.t1);
+    make_t(&w, w.x, a->lora3, w.t3);
     gate_and_up(&w);
-    make_all_t(&w, &w.h, a->lora2, &w.t1);
+    make_t(&w, w.h, a->lora2, w.t1);
     down(&w);
 }
 
@@ -241,28 +186,16 @@ static br_status check_map(const bi_mat *map, const char *name, int32_t expert, 
     return BR_OK;
 }
 
-static br_status check_adapter(const bi_ctx *ctx, const bi_adapter *adapter, int32_t expert, int32_t n_out, int32_t n_in) {
-    if (!adapter)
-        return BR_OK;
-    const bi_mat *a = &adapter->a, *b = &adapter->b;
-    if (!b->data || a->n_in != n_in || b->n_out != n_out || a->n_out != b->n_in || a->n_out < 1 ||
-        bi_pad_k(a->n_out) > bi_pad_k(ctx->limits.rank))
-        return br_fail(BR_E_SHAPE,
-                       "experts: A (%d, %d), B (%d, %d) on a map (%d, %d) of expert %d: expected a rank of 1 to %d",
-                       a->n_out, a->n_in, b->n_out, b->n_in, n_out, n_in, expert, bi_pad_k(ctx->limits.rank));
-    return BR_OK;
-}
-
 static br_status check_pair(const bi_ctx *ctx, const bi_experts_args *a, int32_t pair) {
     int32_t e = a->expert[pair], slot = slot_of(a, pair);
     if (e < 0 || e >= a->n_expert)
-        return br_fail(BR_E_SHAPE, "experts: row %d chose expert %d of %d", pair / a->topk, e, a->n_expert);
+        return br_fail(BR_E_SHAPE, "experts: row %d chose expert %d: expected 0 to %d", pair / a->topk, e, a->n_expert - 1);
     BR_TRY(check_map(&a->w1[e], "w1", e, a->d_ff, a->d));
     BR_TRY(check_map(&a->w3[e], "w3", e, a->d_ff, a->d));
     BR_TRY(check_map(&a->w2[e], "w2", e, a->d, a->d_ff));
-    BR_TRY(check_adapter(ctx, adapter_of(a, a->lora1, slot, e), e, a->d_ff, a->d));
-    BR_TRY(check_adapter(ctx, adapter_of(a, a->lora3, slot, e), e, a->d_ff, a->d));
-    return check_adapter(ctx, adapter_of(a, a->lora2, slot, e), e, a->d, a->d_ff);
+    BR_TRY(bi_lora_check(ctx, "experts: w1", lora_of(a, a->lora1, e), slot, a->d_ff, a->d));
+    BR_TRY(bi_lora_check(ctx, "experts: w3", lora_of(a, a->lora3, e), slot, a->d_ff, a->d));
+    return bi_lora_check(ctx, "experts: w2", lora_of(a, a->lora2, e), slot, a->d, a->d_ff);
 }
 
 static br_status check_args(const bi_ctx *ctx, const bi_experts_args *a) {

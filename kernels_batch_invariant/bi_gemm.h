@@ -19,7 +19,7 @@ static inline int32_t bi_panel_count(int32_t n_out) {
 }
 
 static inline size_t bi_panel_bytes(int32_t n_in) {
-    return (size_t)bi_pad_k(n_in) * BI_PANEL * (sizeof(float) + sizeof(int16_t));
+    return (size_t)bi_pad_k(n_in) * BI_PANEL * BI_PACKED_BYTES;
 }
 
 static inline const float *bi_panel_f(const bi_mat *w, int32_t panel) {

@@ -10,8 +10,7 @@
 
 enum {
     ROWS = BI_GEMM_ROWS,
-    BLOCK_PANELS = BI_HEAD_BLOCK / BI_PANEL,
-    PACKED = sizeof(float) + sizeof(int16_t) /* bytes of one packed value */
+    BLOCK_PANELS = BI_HEAD_BLOCK / BI_PANEL
 };
 
 typedef struct score_run {
@@ -27,13 +26,12 @@ typedef struct score_run {
 } score_run;
 
 static size_t shared_bytes(int32_t k_pad, int32_t n_block) {
-    return (size_t)ROWS * ((size_t)k_pad * PACKED + (size_t)n_block * 2 * sizeof(bi_head_part) + sizeof(float));
+    return (size_t)ROWS * ((size_t)k_pad * BI_PACKED_BYTES + (size_t)n_block * 2 * sizeof(bi_head_part) + sizeof(float));
 }
 
 enum { THREAD_BYTES = sizeof(float[ROWS][BI_HEAD_BLOCK]) };
 
-#define BI_IS_portable 1
-#if BI_JOIN(BI_IS, BI_ISA) /* the portable copy alone */
+#ifdef BI_ISA_portable
 bi_scratch bi_head_scratch(const bi_limits *limits) {
     size_t row = bi_sample_row_bytes(limits->n_vocab);
     bi_scratch need = {shared_bytes(bi_pad_k(limits->d_model), bi_head_block_count(limits->n_vocab)),
@@ -99,7 +97,7 @@ static br_status check_args(const bi_ctx *ctx, const bi_score_args *a) {
                        a->d);
     for (int32_t t = 0; t < a->n_row; t++) {
         if (a->token[t] < 0 || a->token[t] >= a->n_vocab)
-            return br_fail(BR_E_SHAPE, "score: row %d asks for token %d of %d", t, a->token[t], a->n_vocab);
+            return br_fail(BR_E_SHAPE, "score: row %d asks for token %d: expected 0 to %d", t, a->token[t], a->n_vocab - 1);
         if (!bi_head_temperature_ok(a->temperature[t]))
             return br_fail(BR_E_ARG, "score: row %d has temperature %g: expected 0 or 2^-10 to 2^10", t,
                            (double)a->temperature[t]);

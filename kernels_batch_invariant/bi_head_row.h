@@ -10,9 +10,9 @@
 #include "bi_fn.h"
 #include "bi_sum.h"
 
-/* Why |z| is cut at BI_HEAD_Z_MAX: x/T leaves binary32 when |x| >= 2^118 at T = 2^-10, and the spread of two finite logits can leave it as
- * well: either would put Inf - Inf or 0 * Inf into a row whose logits passed their check. With this bound the largest step
- * of the merge is l_b <= 2^7 times a spread of 2^119. */
+/* Why |z| is cut at BI_HEAD_Z_MAX: x/T leaves binary32 when |x| >= 2^118 at T = 2^-10, and the spread of two finite logits
+ * can leave it as well: either would put Inf - Inf or 0 * Inf into a row whose logits passed their check. With this bound
+ * the largest step of the merge is l_b <= 2^7 times a spread of 2^119. */
 
 typedef struct bi_head_part {
     float max, sum, dot; /* m_b, l_b, d_b */
@@ -54,7 +54,7 @@ static inline float bi_head_z(float x, float t) {
     return BI_ADD(z, 0.0f);
 }
 
-/* z of one sub-block of n logits. Absent entries get the lowest z, so that they pass no maximum and rank last under P4. */
+/* z of one sub-block of n logits. Absent entries get the lowest z, so that they pass no maximum and rank last under P-4. */
 static inline void bi_head_z_block(const float *x, int32_t n, float t, float z[BI_HEAD_BLOCK]) {
     for (int32_t i = 0; i < n; i++)
         z[i] = bi_head_z(x[i], t);

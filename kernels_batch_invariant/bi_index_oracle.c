@@ -1,4 +1,4 @@
-/* bi_index_store, bi_index_select: the DSA indexer, the C oracle.      Contract: N-IDX, N-CHAIN, P4
+/* bi_index_store, bi_index_select: the DSA indexer, the C oracle.      Contract: N-IDX, N-CHAIN, P-4
  *
  * Layer: kernels_batch_invariant, compiled once an ISA. Owns the layout of an index block; knows no page policy, no model.
  *
@@ -8,8 +8,6 @@
 #include "bi_oracle.h"
 #include "bi_order.h"
 #include "bi_rows.h"
-
-#define BI_IS_portable 1
 
 enum {
     N_PANEL = BR_PAGE_TOK / BI_PANEL,
@@ -24,7 +22,7 @@ typedef struct key_panel {
 } key_panel;
 
 size_t BI_FN(bi_index_block_bytes)(int32_t d) {
-    return BR_PAGE_TOK * ((sizeof(float) + sizeof(int16_t)) * (size_t)bi_pad_k(d) + sizeof(float));
+    return BR_PAGE_TOK * (BI_PACKED_BYTES * (size_t)bi_pad_k(d) + sizeof(float));
 }
 
 /* Panel p of a block: all values, then all scales, then all exponents. */
@@ -34,17 +32,6 @@ static key_panel panel_of(unsigned char *block, int32_t d, int p) {
     int16_t *e = (int16_t *)(scale + BR_PAGE_TOK);
     key_panel out = {f + (size_t)p * panel, e + (size_t)p * panel, scale + p * BI_PANEL};
     return out;
-}
-
-static br_status check_cache(const bi_cache *cache, int32_t d) {
-    size_t bytes = BI_FN(bi_index_block_bytes)(d);
-    if (cache->block_bytes < bytes)
-        return br_fail(BR_E_SHAPE, "an index block of width %d: expected at least %zu bytes, got %zu", d, bytes,
-                       cache->block_bytes);
-    if ((uintptr_t)cache->base % sizeof(float) || cache->block_bytes % sizeof(float))
-        return br_fail(BR_E_ALIGN, "the index cache: expected base and block bytes in multiples of 4, got %p and %zu",
-                       (void *)cache->base, cache->block_bytes);
-    return BR_OK;
 }
 
 static int all_finite(const bi_bf16 *x, int32_t d) {
@@ -93,8 +80,8 @@ static void store_row(const void *args, int32_t t) {
 
 br_status BI_FN(bi_index_store)(bi_ctx *ctx, const bi_index_store_args *a) {
     if (a->d < 1)
-        return br_fail(BR_E_SHAPE, "bi_index_store: expected d >= 1, got %d", a->d);
-    BR_TRY(check_cache(&a->cache, a->d));
+        return br_fail(BR_E_SHAPE, "index_store: rows of %d: expected at least 1", a->d);
+    BR_TRY(bi_cache_check("index_store", &a->cache, BI_FN(bi_index_block_bytes)(a->d)));
     bi_rows_run(ctx, store_row, a, a->batch->n_row, (int64_t)a->d * STORE_COST);
     return BR_OK;
 }
@@ -113,37 +100,31 @@ typedef struct work {
     float *score;       /* (n_pos to 32) */
 } work;
 
-static void *take(unsigned char *base, size_t *used, size_t bytes) {
-    void *at = (void *)((uintptr_t)base + *used);
-    *used += (bytes + 63) / 64 * 64;
-    return at;
-}
-
-/* Lays a query's arrays out at base and returns their bytes; base NULL only counts. */
-static size_t carve(work *w, unsigned char *base, int32_t n_head, int32_t d, int32_t n_pos) {
-    size_t used = 0, heads = (size_t)n_head, d_pad = (size_t)bi_pad_k(d);
+/* Lays a query's arrays out. */
+static void carve(work *w, br_arena *arena, int32_t n_head, int32_t d, int32_t n_pos) {
+    size_t heads = (size_t)n_head, d_pad = (size_t)bi_pad_k(d);
     w->n_head = n_head;
     w->d = d;
     w->d_pad = bi_pad_k(d);
-    w->line = take(base, &used, sizeof *w->line * d_pad);
-    w->qf = take(base, &used, sizeof *w->qf * heads * d_pad);
-    w->qe = take(base, &used, sizeof *w->qe * heads * d_pad);
-    w->xf = take(base, &used, sizeof *w->xf * heads);
-    w->xe = take(base, &used, sizeof *w->xe * heads);
-    w->w = take(base, &used, sizeof *w->w * heads);
-    w->acc = take(base, &used, sizeof *w->acc * heads * BI_PANEL);
-    w->tail.f = take(base, &used, sizeof *w->tail.f * d_pad * BI_PANEL);
-    w->tail.e = take(base, &used, sizeof *w->tail.e * d_pad * BI_PANEL);
-    w->tail.scale = take(base, &used, sizeof *w->tail.scale * BI_PANEL);
-    w->score = take(base, &used, sizeof *w->score * ((size_t)n_pos + BI_PANEL));
-    return used;
+    w->line = BR_ARENA_ARRAY(arena, bi_bf16, d_pad);
+    w->qf = BR_ARENA_ARRAY(arena, float, heads * d_pad);
+    w->qe = BR_ARENA_ARRAY(arena, int16_t, heads * d_pad);
+    w->xf = BR_ARENA_ARRAY(arena, const float *, heads);
+    w->xe = BR_ARENA_ARRAY(arena, const int16_t *, heads);
+    w->w = BR_ARENA_ARRAY(arena, float, heads);
+    w->acc = BR_ARENA_ARRAY(arena, float, heads * BI_PANEL);
+    w->tail.f = BR_ARENA_ARRAY(arena, float, d_pad * BI_PANEL);
+    w->tail.e = BR_ARENA_ARRAY(arena, int16_t, d_pad * BI_PANEL);
+    w->tail.scale = BR_ARENA_ARRAY(arena, float, BI_PANEL);
+    w->score = BR_ARENA_ARRAY(arena, float, (size_t)n_pos + BI_PANEL);
 }
 
-#if BI_JOIN(BI_IS, BI_ISA) /* the portable copy alone */
+#ifdef BI_ISA_portable
 bi_scratch bi_index_scratch(const bi_limits *limits) {
     work w;
-    bi_scratch need = {0, carve(&w, NULL, limits->index_n_head, limits->index_d_head, limits->n_pos)};
-    return need;
+    br_arena measure = {0};
+    carve(&w, &measure, limits->index_n_head, limits->index_d_head, limits->n_pos);
+    return (bi_scratch){0, measure.used};
 }
 #endif
 
@@ -168,14 +149,14 @@ static int pack_query(const bi_index_select_args *a, work *w, int32_t t) {
 }
 
 /* score (32) of one panel: four chains over the heads, then the key's scale. Finite operands can still overflow to
- * Inf - Inf; that NaN gets one pattern, since P4 orders patterns. */
+ * Inf - Inf; that NaN gets one pattern, since P-4 orders patterns. */
 static void score_panel(const work *w, const key_panel *k, float *score) {
     float p[BI_IDX_CHAINS][BI_PANEL] = {{0}};
     memset(w->acc, 0, sizeof *w->acc * (size_t)w->n_head * BI_PANEL);
     BI_FN(bi_chain_panel)(w->n_head, w->xf, w->xe, w->d_pad, k->f, k->e, BI_PANEL, w->acc, BI_PANEL);
     for (int32_t h = 0; h < w->n_head; h++) {
         const float *acc = w->acc + (size_t)h * BI_PANEL;
-        float *chain = p[h / 2 % BI_IDX_CHAINS];
+        float *chain = p[h / BI_IDX_PAIR % BI_IDX_CHAINS];
         for (int i = 0; i < BI_PANEL; i++)
             chain[i] = BI_FMA(w->w[h], acc[i] > 0.0f ? acc[i] : 0.0f, chain[i]);
     }
@@ -223,8 +204,8 @@ static void select_job(void *context, int t, int thread) {
     const bi_seg *seg = &a->batch->seg[a->batch->row_seg[t]];
     int32_t visible = seg->pos + t - seg->row + 1;
     work w;
-    size_t bytes = carve(&w, NULL, a->n_head, a->d, visible);
-    carve(&w, bi_thread_scratch(call->ctx, thread, bytes), a->n_head, a->d, visible);
+    br_arena arena = bi_thread_arena(call->ctx, thread);
+    carve(&w, &arena, a->n_head, a->d, visible);
     int finite = pack_query(a, &w, t), everything = visible <= a->topk;
     if (!finite) {
         bi_fault_check(&a->fault, t, INFINITY);
@@ -246,16 +227,20 @@ static void select_job(void *context, int t, int thread) {
 static br_status check_select(const bi_limits *limits, const bi_index_select_args *a) {
     if (a->n_head < 4 || a->n_head % 4 || a->n_head > limits->index_n_head || a->d < 1 || a->d > limits->index_d_head ||
         a->topk < 1)
-        return br_fail(BR_E_SHAPE, "bi_index_select: expected 4, 8, .. %d heads of 1..%d and topk >= 1, got %d of %d and %d",
-                       limits->index_n_head, limits->index_d_head, a->n_head, a->d, a->topk);
+        return br_fail(BR_E_SHAPE,
+                       "index_select: the best %d by %d heads of %d: expected at least 1, a multiple of 4 up to %d, 1 to %d",
+                       a->topk, a->n_head, a->d, limits->index_n_head, limits->index_d_head);
     for (int32_t t = 0; t < a->batch->n_row; t++) {
         const bi_seg *seg = &a->batch->seg[a->batch->row_seg[t]];
         int32_t position = seg->pos + t - seg->row;
-        if (position < 0 || position >= limits->n_pos || (a->score && position >= a->score_ld))
-            return br_fail(BR_E_SHAPE, "bi_index_select: row %d: expected a position in 0..%d, got %d", t, limits->n_pos - 1,
-                           position);
+        if (position < 0 || position >= limits->n_pos)
+            return br_fail(BR_E_SHAPE, "index_select: row %d at position %d: expected 0 to %d", t, position,
+                           limits->n_pos - 1);
+        if (a->score && position >= a->score_ld)
+            return br_fail(BR_E_SHAPE, "index_select: row %d at position %d with room for %lld scores: expected at least %d",
+                           t, position, (long long)a->score_ld, position + 1);
     }
-    return check_cache(&a->cache, a->d);
+    return bi_cache_check("index_select", &a->cache, BI_FN(bi_index_block_bytes)(a->d));
 }
 
 br_status BI_FN(bi_index_select)(bi_ctx *ctx, const bi_index_select_args *a) {

@@ -5,7 +5,7 @@
  *   a (n_row, n_head*d) f32; beta (n_row, n_head) f32.
  * bi_kda: the token recurrence. q, k, v (n_row, n_head*d) bf16 after conv, one row stride ld each; a, beta as above.
  *   state: n_head * d * d f32 a sequence (layout the backend's); zero before position 0. o (n_row, n_head*d) f32.
- *   d a multiple of 32, at most 256. Fault: a sum of squares of q or k is not finite.
+ *   d a multiple of 32, at most 256; scale = RN(d^-1/2). Fault: a sum of squares of q or k is not finite.
  * bi_kda_norm: y = R(RN(RN(RN(o*rstd)*w) * sigmoid(widen(gate)))), per head. o f32 (n_row, n_head, d); w (d) f32;
  *   gate (n_row, n_head*d) bf16; y (n_row, n_head*d) bf16. Fault: the sum of squares is not finite. */
 #ifndef BI_KDA_H
@@ -25,6 +25,7 @@ typedef struct bi_kda_args {
     const bi_bf16 *q, *k, *v;
     int32_t ld;
     const float *a, *beta;
+    float scale;
     bi_state state;
     float *o;
     bi_fault fault;

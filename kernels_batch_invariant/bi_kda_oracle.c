@@ -9,7 +9,6 @@
 #include "bi_fn.h"
 #include "bi_sum.h"
 
-#include <math.h>
 #include <string.h>
 
 enum {
@@ -58,12 +57,11 @@ static void load_token(const bi_kda_args *a, int32_t row, int32_t head, kda_tile
     bi_fault_check(&a->fault, row, k_sum);
     bi_fault_check(&a->fault, row, q_sum);
     float k_norm = BI_SQRT(k_sum + BI_KDA_L2_EPS), q_norm = BI_SQRT(q_sum + BI_KDA_L2_EPS);
-    float scale = (float)(1.0 / sqrt((double)a->d)); /* RN(d^-1/2) for all eight d: none is near a tie */
     for (int32_t i = 0; i < a->d; i++) {
         float k = bi_widen(a->k[at + i]) / k_norm;
         tile->k[t][i] = k;
         tile->ak[t][i] = decay[i] * k;
-        tile->q[t][i] = bi_widen(a->q[at + i]) / q_norm * scale;
+        tile->q[t][i] = bi_widen(a->q[at + i]) / q_norm * a->scale;
     }
 }
 
@@ -200,13 +198,3 @@ br_status BI_FN(bi_kda_norm)(bi_ctx *ctx, const bi_kda_norm_args *a) {
     bi_rows_run(ctx, kda_norm_row, a, a->n_row, 8 * (int64_t)a->n_head * a->d);
     return BR_OK;
 }
-
-#define BI_IS_portable 1
-#if BI_JOIN(BI_IS, BI_ISA) /* the portable copy alone */
-/* A tile of operands is 24 KB and lives on the stack. */
-bi_scratch bi_kda_scratch(const bi_limits *limits) {
-    (void)limits;
-    bi_scratch none = {0, 0};
-    return none;
-}
-#endif

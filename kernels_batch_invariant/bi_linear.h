@@ -1,7 +1,9 @@
-/* bi_linear: y[t,h] = R(chain([x[t,h] | T], [W_h | B_h])), T = R(RN(s * chain(x[t,h], A_h))).      Contract: N-CHAIN, N-LIN, N-LORA
+/* bi_linear: y[t,h] = R(chain([x[t,h] | T], [W_h | B_h])), T = R(RN(s * chain(x[t,h], A_h))).
+ * Contract: N-CHAIN, N-LIN, N-LORA
  * n_head independent maps in one call (n_head = 1: a plain linear layer). x[t,h] at x + t*x_ld + h*x_head_ld, n_in long;
  * w (n_head) of one shape; lora.slot (n_slot, n_head). y[t,h] at t*y_ld + h*y_head_ld, n_out long: bf16, or f32 unrounded
- * when y_f32. y may not overlap x. Fault: an element of T is not finite. With check_y also: an element of y is not finite. */
+ * when y_f32. y may not overlap x. Fault: an element of T is not finite. check_logits, with y_f32 only (else
+ * BR_E_ARG): y is logits that will be sampled from, and an element that is not finite is a fault too (P-5). */
 #ifndef BI_LINEAR_H
 #define BI_LINEAR_H
 #include "bi_types.h"
@@ -13,7 +15,7 @@ typedef struct bi_linear_args {
     bi_lora lora;
     void *y;
     int64_t y_ld, y_head_ld;
-    int32_t y_f32, check_y;
+    int32_t y_f32, check_logits;
     bi_fault fault;
 } bi_linear_args;
 #endif

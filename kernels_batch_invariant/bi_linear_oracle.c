@@ -4,72 +4,88 @@
  * of one adapter stand together and the tiles of the chain stay full. Two parallel regions a block: pack the rows and make
  * their t; then the panels, where the base chain of all rows is continued group by group through B. Which rows share a
  * block, a tile or a thread moves no bit: each element is one chain of its own. */
-#include "bi_gemm.h"
-#include "bi_oracle.h"
-#include "bi_rows.h"
+#include "bi_lora_rows.h"
 
 enum {
     ROWS = BI_GEMM_ROWS,
     TILE_ROWS = 8 /* rows of one packing job, all of one slot */
 };
 
-/* Places begin .. end - 1 of the block's order, whose rows have adapter `slot` (-1: base). */
-typedef struct span {
-    int32_t slot, begin, end;
-} span;
-
 typedef struct linear_block {
     const bi_linear_args *args;
-    int32_t n_row, head, n_head; /* rows of the block; heads head .. head + n_head - 1 */
-    int32_t k_pad, rank_pad;
-    int32_t row[ROWS]; /* which row of the op each place holds, sorted by slot */
-    span group[ROWS], tile[ROWS];
+    int32_t n_row, head, n_head;  /* rows of the block; heads head .. head + n_head - 1 */
+    int32_t row[ROWS], slot[ROWS]; /* which row of the op each place holds, and its slot; sorted by slot */
+    bi_span group[ROWS], tile[ROWS];
     int32_t n_group, n_tile;
     int32_t job_rows; /* places of one panel job */
-    float *xf, *tf;   /* (n_head, ROWS, k_pad), (n_head, ROWS, rank_pad) */
-    int16_t *xe, *te;
+    bi_packed x, t;   /* (n_head, ROWS): one head's rows after the other's */
 } linear_block;
+
+/* ---- packing --------------------------------------------------------------------------------------------------------- */
 
 size_t BI_FN(bi_mat_bytes)(int32_t n_out, int32_t n_in) {
     return bi_panel_bytes(n_in) * (size_t)bi_panel_count(n_out);
 }
 
-static void put_weight(void *dst, const bi_mat *shape, int32_t o, int32_t i, bi_bf16 value) {
-    float *f = (float *)((unsigned char *)dst + bi_panel_bytes(shape->n_in) * (size_t)(o / BI_PANEL));
-    int16_t *e = (int16_t *)(f + (size_t)bi_pad_k(shape->n_in) * BI_PANEL);
-    size_t at = (size_t)i * BI_PANEL + (size_t)(o % BI_PANEL);
-    f[at] = bi_widen(value);
-    e[at] = bi_chain_exponent(value);
+static br_status check_pack(const char *op, int32_t n_out, int32_t n_in, int32_t n_in_multiple) {
+    if (n_out < 1 || n_in < 1 || n_in % n_in_multiple)
+        return br_fail(BR_E_SHAPE, "%s: a matrix (%d, %d): expected at least 1 output, inputs in multiples of %d", op, n_out,
+                       n_in, n_in_multiple);
+    return BR_OK;
 }
 
-void BI_FN(bi_mat_pack_bf16)(void *dst, int32_t n_out, int32_t n_in, const bi_bf16 *src, int64_t stride_out,
-                             int64_t stride_in) {
-    const bi_mat shape = {dst, n_out, n_in};
-    for (int32_t o = 0; o < bi_panel_count(n_out) * BI_PANEL; o++)
-        for (int32_t i = 0; i < bi_pad_k(n_in); i++)
-            put_weight(dst, &shape, o, i, o < n_out && i < n_in ? src[o * stride_out + i * stride_in] : 0);
+/* Products k .. k + 15 of a panel, 32 columns each, as they lie in it. */
+static void put_block(void *dst, int32_t n_in, int32_t panel, int32_t k, bi_bf16 block[BI_MMA_K][BI_PANEL]) {
+    float *f = (float *)((unsigned char *)dst + bi_panel_bytes(n_in) * (size_t)panel);
+    int16_t *e = (int16_t *)(f + (size_t)bi_pad_k(n_in) * BI_PANEL);
+    size_t at = (size_t)k * BI_PANEL;
+    BI_FN(bi_pack_row)(block[0], BI_MMA_K * BI_PANEL, BI_MMA_K * BI_PANEL, f + at, e + at);
 }
 
-void BI_FN(bi_mat_pack_fp4)(void *dst, int32_t n_out, int32_t n_in, const uint8_t *code, const uint8_t *scale) {
-    const bi_mat shape = {dst, n_out, n_in};
-    for (int32_t o = 0; o < bi_panel_count(n_out) * BI_PANEL; o++)
-        for (int32_t i = 0; i < bi_pad_k(n_in); i++) {
-            bi_bf16 value = 0;
-            if (o < n_out && i < n_in) {
-                size_t at = (size_t)o * (size_t)n_in + (size_t)i;
-                value = bi_fp4_to_bf16((uint8_t)(code[at / 2] >> (i % 2 ? 4 : 0) & 15), scale[at / 32]);
-            }
-            put_weight(dst, &shape, o, i, value);
+br_status BI_FN(bi_mat_pack_bf16)(bi_ctx *ctx, void *dst, int32_t n_out, int32_t n_in, const bi_bf16 *src,
+                                  int64_t stride_out, int64_t stride_in) {
+    (void)ctx;
+    BR_TRY(check_pack("mat_pack_bf16", n_out, n_in, 1));
+    for (int32_t panel = 0; panel < bi_panel_count(n_out); panel++) {
+        int32_t first = panel * BI_PANEL, width = n_out - first < BI_PANEL ? n_out - first : BI_PANEL;
+        for (int32_t k = 0; k < n_in; k += BI_MMA_K) {
+            bi_bf16 block[BI_MMA_K][BI_PANEL] = {{0}};
+            int32_t depth = n_in - k < BI_MMA_K ? n_in - k : BI_MMA_K;
+            const bi_bf16 *from = src + first * stride_out + k * stride_in;
+            for (int32_t l = 0; l < width; l++)
+                for (int32_t i = 0; i < depth; i++)
+                    block[i][l] = from[l * stride_out + i * stride_in];
+            put_block(dst, n_in, panel, k, block);
         }
+    }
+    return BR_OK;
 }
 
-/* Bytes of one packed value: its binary32 and its exponent. */
-enum { PACKED = sizeof(float) + sizeof(int16_t) };
+br_status BI_FN(bi_mat_pack_fp4)(bi_ctx *ctx, void *dst, int32_t n_out, int32_t n_in, const uint8_t *code,
+                                 const uint8_t *scale) {
+    (void)ctx;
+    enum { GROUP = 32 }; /* inputs that share a scale */
+    BR_TRY(check_pack("mat_pack_fp4", n_out, n_in, GROUP));
+    for (int32_t panel = 0; panel < bi_panel_count(n_out); panel++) {
+        int32_t first = panel * BI_PANEL, width = n_out - first < BI_PANEL ? n_out - first : BI_PANEL;
+        for (int32_t k = 0; k < n_in; k += BI_MMA_K) {
+            bi_bf16 block[BI_MMA_K][BI_PANEL] = {{0}};
+            for (int32_t l = 0; l < width; l++) {
+                size_t at = (size_t)(first + l) * (size_t)n_in + (size_t)k;
+                for (int32_t i = 0; i < BI_MMA_K; i++)
+                    block[i][l] = bi_fp4_to_bf16(code[(at + (size_t)i) / 2] >> (i % 2 * 4) & 15, scale[at / GROUP]);
+            }
+            put_block(dst, n_in, panel, k, block);
+        }
+    }
+    return BR_OK;
+}
 
-#define BI_IS_portable 1
-#if BI_JOIN(BI_IS, BI_ISA) /* the portable copy alone */
+/* ---- the op ---------------------------------------------------------------------------------------------------------- */
+
+#ifdef BI_ISA_portable
 bi_scratch bi_linear_scratch(const bi_limits *limits) {
-    bi_scratch need = {(size_t)ROWS * PACKED * (size_t)(bi_pad_k(limits->d_in) + bi_pad_k(limits->rank)), 0};
+    bi_scratch need = {(size_t)ROWS * BI_PACKED_BYTES * (size_t)(bi_pad_k(limits->d_in) + bi_pad_rank(limits->rank)), 0};
     return need;
 }
 #endif
@@ -78,87 +94,38 @@ static int32_t slot_of(const bi_linear_args *args, int32_t row) {
     return args->lora.slot ? args->lora.row_slot[row] : -1;
 }
 
-/* The adapter of a slot on one head, NULL when it leaves the map alone. */
-static const bi_adapter *adapter_of(const bi_linear_args *args, int32_t slot, int32_t head) {
-    if (slot < 0)
-        return NULL;
-    const bi_adapter *adapter = &args->lora.slot[(size_t)slot * (size_t)args->n_head + (size_t)head];
-    return adapter->a.data ? adapter : NULL;
-}
-
-static br_status check_adapter(const bi_ctx *ctx, const bi_linear_args *args, int32_t slot) {
-    for (int32_t h = 0; h < args->n_head; h++) {
-        const bi_adapter *adapter = adapter_of(args, slot, h);
-        if (!adapter)
-            continue;
-        const bi_mat *a = &adapter->a, *b = &adapter->b, *w = args->w;
-        if (a->n_in != w->n_in || b->n_out != w->n_out || a->n_out != b->n_in || !b->data)
-            return br_fail(BR_E_SHAPE, "adapter slot %d, head %d: A (%d, %d) and B (%d, %d) do not fit a map (%d, %d)", slot,
-                           h, a->n_out, a->n_in, b->n_out, b->n_in, w->n_out, w->n_in);
-        if (a->n_out < 1 || bi_pad_k(a->n_out) > bi_pad_k(ctx->limits.rank))
-            return br_fail(BR_E_SHAPE, "adapter slot %d, head %d: rank %d, expected 1 to %d", slot, h, a->n_out,
-                           bi_pad_k(ctx->limits.rank));
-    }
-    return BR_OK;
+static bi_lora_map lora_of(const bi_linear_args *args, int32_t head) {
+    return (bi_lora_map){args->lora.slot, args->n_head, head};
 }
 
 static br_status check_args(const bi_ctx *ctx, const bi_linear_args *args) {
     if (args->n_row < 0 || args->n_head < 1)
-        return br_fail(BR_E_SHAPE, "linear: %d rows of %d maps, expected at least 0 and 1", args->n_row, args->n_head);
+        return br_fail(BR_E_SHAPE, "linear: %d rows of %d maps: expected at least 0 and 1", args->n_row, args->n_head);
+    if (args->check_logits && !args->y_f32)
+        return br_fail(BR_E_ARG, "linear: check_logits on a bf16 output: expected y_f32");
     const bi_mat *w = args->w;
     if (w->n_in < 1 || w->n_in > ctx->limits.d_in || w->n_out < 1 || !w->data)
-        return br_fail(BR_E_SHAPE, "linear: a map (%d, %d), expected 1 to %d inputs and at least 1 output", w->n_out,
+        return br_fail(BR_E_SHAPE, "linear: a map (%d, %d): expected 1 to %d inputs and at least 1 output", w->n_out,
                        w->n_in, ctx->limits.d_in);
     for (int32_t h = 1; h < args->n_head; h++)
         if (w[h].n_in != w->n_in || w[h].n_out != w->n_out || !w[h].data)
-            return br_fail(BR_E_SHAPE, "linear: map %d is (%d, %d), expected (%d, %d) as map 0", h, w[h].n_out, w[h].n_in,
+            return br_fail(BR_E_SHAPE, "linear: map %d is (%d, %d): expected (%d, %d) as map 0", h, w[h].n_out, w[h].n_in,
                            w->n_out, w->n_in);
     for (int32_t t = 0; t < args->n_row; t++)
-        if (t == 0 || slot_of(args, t) != slot_of(args, t - 1))
-            BR_TRY(check_adapter(ctx, args, slot_of(args, t)));
+        for (int32_t h = 0; h < args->n_head && (t == 0 || slot_of(args, t) != slot_of(args, t - 1)); h++)
+            BR_TRY(bi_lora_check(ctx, "linear", lora_of(args, h), slot_of(args, t), w->n_out, w->n_in));
     return BR_OK;
 }
 
-/* Sorts the rows by slot, keeping their order within one, and cuts them into groups of one slot and tiles of those. */
+/* Sorts the rows by slot, and cuts them into groups of one slot and tiles of those. */
 static void order_rows(linear_block *block, int32_t row_begin) {
     for (int32_t i = 0; i < block->n_row; i++) {
-        int32_t slot = slot_of(block->args, row_begin + i), place = i;
-        for (; place > 0 && slot_of(block->args, block->row[place - 1]) > slot; place--)
-            block->row[place] = block->row[place - 1];
-        block->row[place] = row_begin + i;
+        block->row[i] = row_begin + i;
+        block->slot[i] = slot_of(block->args, row_begin + i);
     }
-    block->n_group = block->n_tile = 0;
-    for (int32_t i = 0; i < block->n_row; i++) {
-        int32_t slot = slot_of(block->args, block->row[i]);
-        int new_group = i == 0 || slot != block->group[block->n_group - 1].slot;
-        if (new_group)
-            block->group[block->n_group++] = (span){slot, i, i};
-        if (new_group || i - block->tile[block->n_tile - 1].begin == TILE_ROWS)
-            block->tile[block->n_tile++] = (span){slot, i, i};
-        block->group[block->n_group - 1].end = block->tile[block->n_tile - 1].end = i + 1;
-    }
-}
-
-/* t = R(RN(s * chain(x, A))) of the rows of a tile, packed and padded with zeros to whole k-blocks. */
-static void make_t(const linear_block *block, int32_t h, const span *tile, const bi_adapter *adapter) {
-    int32_t rank = adapter->a.n_out, n = tile->end - tile->begin;
-    size_t place = (size_t)(h * ROWS + tile->begin);
-    const float *xf = block->xf + place * (size_t)block->k_pad;
-    const int16_t *xe = block->xe + place * (size_t)block->k_pad;
-    for (int32_t first = 0; first < rank; first += BI_PANEL) {
-        float acc[TILE_ROWS][BI_PANEL] = {{0}};
-        bi_bf16 t[BI_PANEL];
-        int32_t width = rank - first < BI_PANEL ? rank - first : BI_PANEL, panel = first / BI_PANEL;
-        bi_gemm_rows(n, xf, xe, (size_t)block->k_pad, &adapter->a, panel, panel + 1, acc[0], BI_PANEL);
-        for (int32_t r = 0; r < n; r++) {
-            for (int32_t l = 0; l < width; l++) {
-                t[l] = bi_round(BI_MUL(adapter->s, acc[r][l]));
-                bi_fault_check(&block->args->fault, block->row[tile->begin + r], bi_widen(t[l]));
-            }
-            size_t at = (place + (size_t)r) * (size_t)block->rank_pad + (size_t)first;
-            BI_FN(bi_pack_row)(t, width, bi_pad_k(width), block->tf + at, block->te + at);
-        }
-    }
+    bi_lora_sort(block->row, block->slot, block->n_row);
+    block->n_group = bi_lora_cut(block->slot, block->n_row, ROWS, block->group);
+    block->n_tile = bi_lora_cut(block->slot, block->n_row, TILE_ROWS, block->tile);
 }
 
 static void pack_job(void *context, int job, int thread) {
@@ -166,28 +133,23 @@ static void pack_job(void *context, int job, int thread) {
     const linear_block *block = context;
     const bi_linear_args *args = block->args;
     int32_t h = job / block->n_tile, head = block->head + h;
-    const span *tile = &block->tile[job % block->n_tile];
-    for (int32_t i = tile->begin; i < tile->end; i++) {
-        size_t at = (size_t)(h * ROWS + i) * (size_t)block->k_pad;
-        const bi_bf16 *x = args->x + block->row[i] * args->x_ld + head * args->x_head_ld;
-        BI_FN(bi_pack_row)(x, args->w->n_in, block->k_pad, block->xf + at, block->xe + at);
+    bi_span tile = block->tile[job % block->n_tile];
+    bi_packed x = bi_packed_from(block->x, h * ROWS), t = bi_packed_from(block->t, h * ROWS);
+    for (int32_t i = tile.begin; i < tile.end; i++) {
+        bi_packed to = bi_packed_from(x, i);
+        const bi_bf16 *from = args->x + block->row[i] * args->x_ld + head * args->x_head_ld;
+        BI_FN(bi_pack_row)(from, args->w->n_in, (int)x.ld, to.f, to.e);
     }
-    const bi_adapter *adapter = adapter_of(args, tile->slot, head);
-    if (adapter)
-        make_t(block, h, tile, adapter);
+    bi_lora_t(lora_of(args, head), x, t, tile, block->row, &args->fault);
 }
 
 static void store_row(const bi_linear_args *args, int32_t row, int64_t at, const float *acc, int32_t n) {
-    if (args->y_f32) {
+    if (args->y_f32)
         memcpy((float *)args->y + at, acc, sizeof *acc * (size_t)n);
-        for (int32_t l = 0; args->check_y && l < n; l++)
-            bi_fault_check(&args->fault, row, acc[l]);
-    } else {
-        bi_bf16 *y = (bi_bf16 *)args->y + at;
-        bi_round_row(y, acc, n);
-        for (int32_t l = 0; args->check_y && l < n; l++)
-            bi_fault_check(&args->fault, row, bi_widen(y[l]));
-    }
+    else
+        bi_round_row((bi_bf16 *)args->y + at, acc, n);
+    for (int32_t l = 0; args->check_logits && l < n; l++)
+        bi_fault_check(&args->fault, row, acc[l]);
 }
 
 /* One panel of one head for the places begin .. end - 1. */
@@ -199,48 +161,42 @@ static void panel_job(void *context, int job, int thread) {
     int32_t h = job / n_panel % block->n_head, head = block->head + h;
     int32_t begin = job / n_panel / block->n_head * block->job_rows;
     int32_t end = block->n_row - begin < block->job_rows ? block->n_row : begin + block->job_rows;
-    size_t place = (size_t)h * ROWS, k_pad = (size_t)block->k_pad, rank_pad = (size_t)block->rank_pad;
-    float acc[ROWS][BI_PANEL] = {{0}};
-    size_t x_at = (place + (size_t)begin) * k_pad;
-    bi_gemm_rows(end - begin, block->xf + x_at, block->xe + x_at, k_pad, &args->w[head], panel, panel + 1, acc[0], BI_PANEL);
-    for (int32_t g = 0; g < block->n_group; g++) {
-        const bi_adapter *adapter = adapter_of(args, block->group[g].slot, head);
-        int32_t from = block->group[g].begin > begin ? block->group[g].begin : begin;
-        int32_t to = block->group[g].end < end ? block->group[g].end : end;
-        if (!adapter || from >= to)
-            continue;
-        size_t t_at = (place + (size_t)from) * rank_pad;
-        bi_gemm_rows(to - from, block->tf + t_at, block->te + t_at, rank_pad, &adapter->b, panel, panel + 1,
-                     acc[from - begin], BI_PANEL);
-    }
-    int32_t width = args->w->n_out - panel * BI_PANEL < BI_PANEL ? args->w->n_out - panel * BI_PANEL : BI_PANEL;
+    float acc[ROWS][BI_PANEL];
+    bi_lora_panel(&args->w[head], lora_of(args, head), bi_packed_from(block->x, h * ROWS),
+                  bi_packed_from(block->t, h * ROWS), block->group, block->n_group, begin, end, panel, acc);
+    int32_t first = panel * BI_PANEL, width = args->w->n_out - first < BI_PANEL ? args->w->n_out - first : BI_PANEL;
     for (int32_t i = begin; i < end; i++) {
-        int64_t at = block->row[i] * args->y_ld + head * args->y_head_ld + panel * BI_PANEL;
+        int64_t at = block->row[i] * args->y_ld + head * args->y_head_ld + first;
         store_row(args, block->row[i], at, acc[i - begin], width);
     }
 }
 
+/* Lays the packed rows of block->n_head heads out in the shared scratch. */
+static void place_rows(linear_block *block, unsigned char *base) {
+    size_t n = (size_t)block->n_head * ROWS;
+    block->x.f = (float *)base;
+    block->t.f = block->x.f + n * block->x.ld;
+    block->x.e = (int16_t *)(block->t.f + n * block->t.ld);
+    block->t.e = block->x.e + n * block->x.ld;
+}
+
 br_status BI_FN(bi_linear)(bi_ctx *ctx, const bi_linear_args *args) {
     BR_TRY(check_args(ctx, args));
-    linear_block block = {.args = args, .k_pad = bi_pad_k(args->w->n_in), .rank_pad = bi_pad_k(ctx->limits.rank)};
+    linear_block block = {.args = args};
+    block.x.ld = (size_t)bi_pad_k(args->w->n_in);
+    block.t.ld = (size_t)bi_pad_rank(ctx->limits.rank);
     bi_scratch need = bi_linear_scratch(&ctx->limits);
     unsigned char *base = bi_shared_scratch(ctx, need.shared);
-    size_t values = (size_t)ROWS * (size_t)(block.k_pad + block.rank_pad);
-    int32_t head_max = (int32_t)(need.shared / (values * PACKED)), n_panel = bi_panel_count(args->w->n_out);
+    int32_t head_max = (int32_t)(need.shared / (ROWS * BI_PACKED_BYTES * (block.x.ld + block.t.ld)));
     for (int32_t row = 0; row < args->n_row; row += ROWS) {
         block.n_row = args->n_row - row < ROWS ? args->n_row - row : ROWS;
         order_rows(&block, row);
         for (block.head = 0; block.head < args->n_head; block.head += head_max) {
             block.n_head = args->n_head - block.head < head_max ? args->n_head - block.head : head_max;
-            size_t n_x = (size_t)block.n_head * ROWS * (size_t)block.k_pad;
-            size_t n_t = (size_t)block.n_head * ROWS * (size_t)block.rank_pad;
-            block.xf = (float *)base;
-            block.tf = block.xf + n_x;
-            block.xe = (int16_t *)(block.tf + n_t);
-            block.te = block.xe + n_x;
+            place_rows(&block, base);
             br_pool_run(ctx->pool, pack_job, &block, block.n_head * block.n_tile);
             /* Few panels and many threads: cut the rows as well, at the price of reading the panel more than once. */
-            int32_t n_job = block.n_head * n_panel;
+            int32_t n_job = block.n_head * bi_panel_count(args->w->n_out);
             block.job_rows = n_job >= 2 * br_pool_thread_count(ctx->pool) ? ROWS : TILE_ROWS;
             int32_t n_cut = (block.n_row + block.job_rows - 1) / block.job_rows;
             br_pool_run(ctx->pool, panel_job, &block, n_job * n_cut);

@@ -1,16 +1,14 @@
 /* bi_oracle: what the oracle's op files share. Internal to the oracle; nobody else includes it.
  *
- * Every bi_<op>_oracle.c (and numeric/bi_chain.c, bi_backend_oracle.c) is compiled three times, with BI_ISA = portable, avx2,
- * avx512 and the matching machine flags; BI_FN gives each copy its own names. The source is one, the bits are one: no
- * contraction, no reassociation, explicit fmaf; the compiler only fills wider lanes. bi_ops_<isa> is the table. */
+ * Every bi_<op>_oracle.c (and numeric/bi_chain.c, bi_backend_oracle.c) is compiled three times (bi_isa.h), with the machine
+ * flags of its instruction set. The source is one, the bits are one: no contraction, no reassociation, explicit fmaf; the
+ * compiler only fills wider lanes. bi_ops_<isa> is the table. What needs no copy stands under `#ifdef BI_ISA_portable`. */
 #ifndef BI_ORACLE_H
 #define BI_ORACLE_H
 
 #include "bi_backend.h"
-
-#define BI_JOIN_(name, isa) name##_##isa
-#define BI_JOIN(name, isa) BI_JOIN_(name, isa)
-#define BI_FN(name) BI_JOIN(name, BI_ISA)
+#include "bi_isa.h"
+#include "br_mem.h"
 
 struct bi_ctx {
     br_pool *pool;
@@ -25,27 +23,33 @@ static inline unsigned char *bi_thread_scratch(const bi_ctx *ctx, int thread, si
     BR_ASSERT(bytes <= ctx->thread_bytes);
     return ctx->thread + ctx->thread_bytes * (size_t)thread;
 }
+/* The thread's whole slice, to lay arrays out in. */
+static inline br_arena bi_thread_arena(const bi_ctx *ctx, int thread) {
+    return (br_arena){.base = bi_thread_scratch(ctx, thread, 0), .size = ctx->thread_bytes};
+}
 static inline unsigned char *bi_shared_scratch(const bi_ctx *ctx, size_t bytes) {
     BR_ASSERT(bytes <= ctx->shared_bytes);
     return ctx->shared;
 }
 
 /* Scratch of each op family at given limits; bi_backend_oracle_open takes the maxima. In each op's own file, compiled with
- * the portable copy only (see BI_PORTABLE). */
+ * the portable copy only. Ops that are not here keep all they need on the stack. */
 typedef struct bi_scratch { size_t shared, thread; } bi_scratch;
 bi_scratch bi_linear_scratch(const bi_limits *limits);
 bi_scratch bi_experts_scratch(const bi_limits *limits);
 bi_scratch bi_attn_scratch(const bi_limits *limits);
 bi_scratch bi_index_scratch(const bi_limits *limits);
 bi_scratch bi_route_scratch(const bi_limits *limits);
-bi_scratch bi_kda_scratch(const bi_limits *limits);
 bi_scratch bi_head_scratch(const bi_limits *limits);   /* score and sample */
-bi_scratch bi_attnres_scratch(const bi_limits *limits);
+
+void bi_oracle_close(bi_ctx *ctx); /* the same for all three */
 
 /* The ops, one per bi_<op>_oracle.c. */
 size_t BI_FN(bi_mat_bytes)(int32_t n_out, int32_t n_in);
-void BI_FN(bi_mat_pack_bf16)(void *dst, int32_t n_out, int32_t n_in, const bi_bf16 *src, int64_t stride_out, int64_t stride_in);
-void BI_FN(bi_mat_pack_fp4)(void *dst, int32_t n_out, int32_t n_in, const uint8_t *code, const uint8_t *scale);
+br_status BI_FN(bi_mat_pack_bf16)(bi_ctx *, void *dst, int32_t n_out, int32_t n_in, const bi_bf16 *src, int64_t stride_out,
+                                  int64_t stride_in);
+br_status BI_FN(bi_mat_pack_fp4)(bi_ctx *, void *dst, int32_t n_out, int32_t n_in, const uint8_t *code,
+                                 const uint8_t *scale);
 size_t BI_FN(bi_latent_block_bytes)(int32_t d_latent);
 size_t BI_FN(bi_index_block_bytes)(int32_t d);
 br_status BI_FN(bi_embed)(bi_ctx *, const bi_embed_args *);
@@ -66,7 +70,7 @@ br_status BI_FN(bi_experts)(bi_ctx *, const bi_experts_args *);
 br_status BI_FN(bi_combine)(bi_ctx *, const bi_combine_args *);
 br_status BI_FN(bi_glu)(bi_ctx *, const bi_glu_args *);
 br_status BI_FN(bi_attnres)(bi_ctx *, const bi_attnres_args *);
-void BI_FN(bi_attnres_weight)(float *w, const float *norm, const float *proj, int32_t d);
+br_status BI_FN(bi_attnres_weight)(bi_ctx *, float *w, const float *norm, const float *proj, int32_t d);
 br_status BI_FN(bi_residual)(bi_ctx *, const bi_residual_args *);
 br_status BI_FN(bi_score)(bi_ctx *, const bi_score_args *);
 br_status BI_FN(bi_sample)(bi_ctx *, const bi_sample_args *);

@@ -1,9 +1,6 @@
 /* Opens the oracle backend: picks the instruction set, makes the scratch; and the constants of a model, rounded once.
  *
  * Layer: kernels_batch_invariant. Compiled once. The instruction set changes the speed only: the tables have equal bits. */
-#include "bi_bits.h"
-#include "br_mem.h"
-
 #define BI_ISA portable /* names of the shared header only; the tables of all three are declared below */
 #include "bi_oracle.h"
 
@@ -51,8 +48,7 @@ static br_status pick(const char *isa, const bi_ops **out) {
 
 static bi_scratch scratch_for(const bi_limits *limits) {
     bi_scratch (*const family[])(const bi_limits *) = {
-        bi_linear_scratch, bi_experts_scratch, bi_attn_scratch, bi_index_scratch,
-        bi_route_scratch,  bi_kda_scratch,     bi_head_scratch, bi_attnres_scratch,
+        bi_linear_scratch, bi_experts_scratch, bi_attn_scratch, bi_index_scratch, bi_route_scratch, bi_head_scratch,
     };
     bi_scratch most = {0, 0};
     for (size_t i = 0; i < sizeof family / sizeof family[0]; i++) {
@@ -82,21 +78,18 @@ br_status bi_backend_oracle_open(const bi_limits *limits, br_pool *pool, const c
     *out = backend;
     return BR_OK;
 fail:
-    bi_backend_oracle_close(&backend);
+    bi_oracle_close(ctx);
     return status;
 }
 
-void bi_backend_oracle_close(bi_backend *backend) {
-    if (!backend->ctx)
-        return;
-    br_mem_free(backend->ctx->shared);
-    br_mem_free(backend->ctx->thread);
-    br_mem_free(backend->ctx);
-    *backend = (bi_backend){NULL, NULL};
+void bi_oracle_close(bi_ctx *ctx) {
+    br_mem_free(ctx->shared);
+    br_mem_free(ctx->thread);
+    br_mem_free(ctx);
 }
 
 /* 1, 0, -1: alpha^2 is above, equal to, below middle^2 * n; both sides exact in 128 bits. alpha has 53 bits, middle 25, and
- * n stays below 2^48, so that the right side, of nearly the left one's size, shifts left to meet it. */
+ * n stays below 2^48, so that the right side, at most 16 times apart from the left one, shifts left to meet it. */
 static int compare_squares(double alpha, double middle, uint64_t n) {
     int alpha_exp, middle_exp;
     uint64_t a = (uint64_t)ldexp(frexp(alpha, &alpha_exp), 53), m = (uint64_t)ldexp(frexp(middle, &middle_exp), 25);
@@ -105,19 +98,19 @@ static int compare_squares(double alpha, double middle, uint64_t n) {
     return left == right ? 0 : left > right ? 1 : -1;
 }
 
-/* RN(alpha / sqrt n) of the exact quotient. Through binary64 alone it would be rounded twice; the exact comparison with the
- * middle of the two neighbours decides instead. alpha >= 0; beyond the normal range binary64 has to do. */
+/* RN(alpha / sqrt n) of the exact quotient, alpha >= 0. Through binary64 alone it would be rounded twice; the exact
+ * comparison with the middle of the two neighbours decides instead, subnormal ones and the step to Inf included. Quotients
+ * outside these bounds are further from the last such middle than the two roundings of binary64 reach. */
 static float over_sqrt(double alpha, uint64_t n) {
     double quotient = alpha / sqrt((double)n);
-    float low = (float)quotient;
-    if (!(quotient >= 0x1p-126 && quotient < 0x1p127))
-        return low;
-    if ((double)low > quotient)
-        low = bi_f32_of(bi_u32_of(low) - 1);
-    float high = bi_f32_of(bi_u32_of(low) + 1);
-    int side = compare_squares(alpha, ((double)low + (double)high) / 2, n);
-    int low_is_even = !(bi_u32_of(low) & 1);
-    return side < 0 || (side == 0 && low_is_even) ? low : high;
+    if (!(quotient >= 0x1p-151 && quotient < 0x1p128))
+        return (float)quotient;
+    uint32_t low = bi_u32_of((float)quotient);
+    if ((double)bi_f32_of(low) > quotient)
+        low--;
+    double above = low + 1 == BI_F32_INF ? 0x1p128 : (double)bi_f32_of(low + 1);
+    int side = compare_squares(alpha, ((double)bi_f32_of(low) + above) / 2, n);
+    return bi_f32_of(low + (uint32_t)(side > 0 || (side == 0 && (low & 1))));
 }
 
 float bi_const_attn_alpha(int32_t d_nope, int32_t d_rope) {
@@ -126,6 +119,10 @@ float bi_const_attn_alpha(int32_t d_nope, int32_t d_rope) {
 
 float bi_const_index_c(int32_t n_head, int32_t d) {
     return over_sqrt(1, (uint64_t)n_head * (uint64_t)d);
+}
+
+float bi_const_kda_scale(int32_t d) {
+    return over_sqrt(1, (uint64_t)d);
 }
 
 float bi_const_lora_s(double alpha, int32_t rank, int32_t rslora) {

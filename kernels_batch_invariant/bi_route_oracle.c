@@ -1,4 +1,4 @@
-/* bi_route, oracle.      Contract: N-ROUTE, N-CHAIN, P4
+/* bi_route, oracle.      Contract: N-ROUTE, N-CHAIN, P-4
  *
  * Layer: kernels_batch_invariant. Compiled once an instruction set. One job a tile of rows. */
 #include "bi_gemm.h"
@@ -8,8 +8,6 @@
 #include "bi_fn.h"
 #include "bi_order.h"
 
-enum { PACKED = sizeof(float) + sizeof(int16_t) /* bytes of one packed value */ };
-
 typedef struct route_run {
     bi_ctx *ctx;
     const bi_route_args *args;
@@ -17,12 +15,11 @@ typedef struct route_run {
 } route_run;
 
 static size_t thread_bytes(int32_t k_pad, int32_t n_column) {
-    return (size_t)BI_GEMM_ROWS * ((size_t)k_pad * PACKED + (size_t)n_column * sizeof(float)) +
+    return (size_t)BI_GEMM_ROWS * ((size_t)k_pad * BI_PACKED_BYTES + (size_t)n_column * sizeof(float)) +
            (size_t)n_column * 2 * sizeof(float);
 }
 
-#define BI_IS_portable 1
-#if BI_JOIN(BI_IS, BI_ISA) /* the portable copy alone */
+#ifdef BI_ISA_portable
 bi_scratch bi_route_scratch(const bi_limits *limits) {
     bi_scratch need = {0, thread_bytes(bi_pad_k(limits->d_model), bi_panel_count(limits->n_expert) * BI_PANEL)};
     return need;
@@ -93,7 +90,7 @@ br_status BI_FN(bi_route)(bi_ctx *ctx, const bi_route_args *a) {
         return br_fail(BR_E_SHAPE, "route: %d rows of %d, %d experts: expected n_row >= 0, 1 to %d, 1 to %d", a->n_row, a->d,
                        a->n_expert, ctx->limits.d_model, ctx->limits.n_expert);
     if (a->topk < 1 || a->topk > a->n_expert)
-        return br_fail(BR_E_SHAPE, "route: %d of %d experts: expected 1 to all", a->topk, a->n_expert);
+        return br_fail(BR_E_SHAPE, "route: %d of %d experts: expected 1 to %d", a->topk, a->n_expert, a->n_expert);
     if (!a->w.data || a->w.n_out != a->n_expert || a->w.n_in != a->d)
         return br_fail(BR_E_SHAPE, "route: the router is (%d, %d): expected (%d, %d)", a->w.n_out, a->w.n_in, a->n_expert,
                        a->d);

@@ -42,6 +42,16 @@ static inline void bi_fault_check(const bi_fault *fault, int32_t row, float valu
         __atomic_store_n(&fault->row[row], fault->code, __ATOMIC_RELAXED);
 }
 
+/* A cache's blocks hold what the op writes into them, aligned for binary32. */
+static inline br_status bi_cache_check(const char *op, const bi_cache *cache, size_t block_bytes) {
+    if (cache->block_bytes < block_bytes)
+        return br_fail(BR_E_SHAPE, "%s: a block of %zu bytes: expected at least %zu", op, cache->block_bytes, block_bytes);
+    if ((uintptr_t)cache->base % sizeof(float) || cache->block_bytes % sizeof(float))
+        return br_fail(BR_E_ALIGN, "%s: cache at %p, %zu bytes a block: expected multiples of %zu", op, (void *)cache->base,
+                       cache->block_bytes, sizeof(float));
+    return BR_OK;
+}
+
 static inline void bi_round_row(bi_bf16 *restrict y, const float *restrict x, int32_t n) {
     for (int32_t i = 0; i < n; i++)
         y[i] = bi_round(x[i]);

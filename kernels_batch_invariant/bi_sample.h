@@ -1,4 +1,4 @@
-/* bi_sample: filters, the draw, and the three log-probs of the drawn token.      Contract: N-HEAD, N-SAMPLE, N-RNG, P4
+/* bi_sample: filters, the draw, and the three log-probs of the drawn token.      Contract: N-HEAD, N-SAMPLE, N-RNG, P-4
  * logit (n_row, n_vocab) f32 (finite unless the row has a fault: then the row is skipped, token -1). Row i has setting[i].
  * Outputs (n_row): token, logprob, logprob_raw, logprob_kept, entropy (0x7fc00000 unless asked). top (n_row, top_ld) best
  * first, the n_top of each setting. forced (n_row) or NULL: >= 0 takes this token instead of drawing (log-probs are the

@@ -1,7 +1,7 @@
-/* bi_sample, oracle.      Contract: N-HEAD, N-SAMPLE, N-RNG, P4
+/* bi_sample, oracle.      Contract: N-HEAD, N-SAMPLE, N-RNG, P-4
  *
  * Layer: kernels_batch_invariant. Compiled once an instruction set. One job a row, one slice of scratch a thread.
- * Every filter keeps a prefix of the P4 order, so what is kept is one bound, and filters in turn are the stricter of two
+ * Every filter keeps a prefix of the P-4 order, so what is kept is one bound, and filters in turn are the stricter of two
  * bounds: nothing is ever sorted. Top-p finds its bound by histograms of integer weights, which have no order either. */
 #include "bi_oracle.h"
 
@@ -41,7 +41,7 @@ static inline bi_head_row row_softmax(row_work *row, const float *logit, float t
     return bi_head_merge(row->part, row->n_block);
 }
 
-/* The first k entries of the row in P4 order, best first. A block is entered only if its maximum beats the worst of them. */
+/* The first k entries of the row in P-4 order, best first. A block is entered only if its maximum beats the worst one. */
 static void best_of_row(const row_work *row, int32_t k, int32_t *index) {
     int32_t n = 0;
     for (int32_t b = 0; b < row->n_block; b++) {
@@ -86,7 +86,7 @@ static bound bound_top_k(const row_work *row, int32_t k) {
     return kept;
 }
 
-/* The key at which the weights, summed in P4 order, first reach *target, 1 <= *target <= W; *target becomes what is still
+/* The key at which the weights, summed in P-4 order, first reach *target, 1 <= *target <= W; *target becomes what is still
  * missing when only larger keys are counted. Three digits of the key, largest first. */
 static uint32_t key_reaching(const row_work *row, uint64_t *target) {
     static const int shift[3] = {21, 10, 0}, width[3] = {11, 11, 10};
@@ -109,7 +109,7 @@ static uint32_t key_reaching(const row_work *row, uint64_t *target) {
     return prefix;
 }
 
-/* The shortest P4 prefix whose weight is at least ceil(P * W / 2^32). */
+/* The shortest P-4 prefix whose weight is at least ceil(P * W / 2^32). */
 static bound bound_top_p(const row_work *row, uint64_t top_p) {
     unsigned __int128 scaled = (unsigned __int128)top_p * row->weight_sum + (TOP_P_OFF - 1);
     uint64_t target = (uint64_t)(scaled >> BI_SAMPLE_P_BITS);
@@ -263,11 +263,10 @@ static br_status check_setting(const bi_sample_args *a, int32_t t) {
         return br_fail(BR_E_ARG, "sample: row %d has min_p %g, top_k %d, top_p %llu/2^32: expected 0 to 1, >= 0, 1 to 2^32",
                        t, (double)s->min_p, s->top_k, (unsigned long long)s->top_p_q32);
     if (s->n_top < 0 || s->n_top > BR_TOP_LOGPROBS_MAX || s->n_top > a->n_vocab || (s->n_top > 0 && s->n_top > a->top_ld))
-        return br_fail(BR_E_SHAPE,
-                       "sample: row %d asks for %d alternatives: expected 0 to %d within %d tokens and %d places", t,
-                       s->n_top, BR_TOP_LOGPROBS_MAX, a->n_vocab, a->top_ld);
+        return br_fail(BR_E_SHAPE, "sample: row %d asks for the best %d of %d tokens in %d places: expected 0 to %d", t,
+                       s->n_top, a->n_vocab, a->top_ld, BR_TOP_LOGPROBS_MAX);
     if (a->forced && a->forced[t] >= a->n_vocab)
-        return br_fail(BR_E_SHAPE, "sample: row %d forces token %d of %d", t, a->forced[t], a->n_vocab);
+        return br_fail(BR_E_SHAPE, "sample: row %d forces token %d: expected up to %d", t, a->forced[t], a->n_vocab - 1);
     return BR_OK;
 }
 

@@ -1,19 +1,21 @@
 /* bi_types: what all ops share: matrices, adapters, rows of a step, caches, faults.
  *
- * Layer: kernels_batch_invariant; includes base. All op arguments are plain structs of pointers and sizes owned by the
- * caller. Ops never allocate, never keep a pointer after they return, and return BR_E_SHAPE or BR_E_ALIGN (with a sentence)
- * before they touch an output. Row t of an output depends on row t of the inputs, on the weights, and where the op says so
- * on the rows of the same sequence that lie before it; on nothing else (P2). */
+ * Layer: kernels_batch_invariant; includes base and numeric. All op arguments are plain structs of pointers and sizes owned
+ * by the caller. Ops never allocate, never keep a pointer after they return, and return BR_E_SHAPE, BR_E_ALIGN or BR_E_ARG
+ * (with a sentence `op: what is found: expected range`) before they touch an output. Row t of an output depends on row t of
+ * the inputs, on the weights, and where the op says so on the rows of the same sequence that lie before it; on nothing else
+ * (P-2). */
 #ifndef BI_TYPES_H
 #define BI_TYPES_H
 
+#include "bi_bits.h"
+#include "bi_contract.h"
 #include "br_config.h"
 #include "br_status.h"
 
-typedef uint16_t bi_bf16; /* the high half of a binary32 */
 typedef struct bi_ctx bi_ctx; /* a backend opened: threads and scratch */
 
-/* Where an op reports NaN or Inf at a point that P4 checks: row[t] = code if it was 0. A row with a fault computes on; its
+/* Where an op reports NaN or Inf at a point that P-5 names: row[t] = code if it was 0. A row with a fault computes on; its
  * request ends, its neighbours keep their bits. row NULL: not checked. */
 typedef struct bi_fault {
     uint32_t *row; /* (n_row) */
@@ -39,7 +41,7 @@ typedef struct bi_lora {
     const int32_t *row_slot; /* (n_row) */
 } bi_lora;
 
-/* Rows row .. row + n_row - 1 of the step are positions pos .. of sequence seq. A sequence has at most one segment a step. */
+/* Rows row .. row + n_row - 1 of the step are positions pos .. of sequence seq. One segment a sequence and step at most. */
 typedef struct bi_seg {
     int32_t seq; /* index into block tables and states */
     int32_t row, n_row, pos;
@@ -71,6 +73,11 @@ typedef struct bi_state {
     const int32_t *index;
 } bi_state;
 
+/* The rank that an adapter is computed at: zeros fill it up. */
+static inline int32_t bi_pad_rank(int32_t rank) {
+    return (rank + BI_LORA_RANK_PAD - 1) / BI_LORA_RANK_PAD * BI_LORA_RANK_PAD;
+}
+
 static inline unsigned char *bi_cache_block(const bi_cache *c, int32_t seq, int32_t block) {
     int64_t at = c->table ? c->table[(int64_t)seq * c->table_ld + block] : (int64_t)c->first[seq] + block;
     return c->base + c->block_bytes * (size_t)at;
@@ -83,11 +90,10 @@ static inline unsigned char *bi_state_of(const bi_state *s, int32_t seq) {
 /* The largest shapes a backend will be asked for; its scratch is sized from them at open. */
 typedef struct bi_limits {
     int32_t n_row;                       /* rows of a step */
-    int32_t d_in, d_out, rank;           /* of any linear map; rank already padded to 16 */
+    int32_t d_in, rank;                  /* of any linear map, of any adapter */
     int32_t n_head, d_kv_latent, d_rope; /* MLA */
-    int32_t index_n_head, index_d_head, index_topk;
+    int32_t index_n_head, index_d_head;
     int32_t n_pos;                       /* longest sequence */
-    int32_t kda_n_head, kda_d_head;
     int32_t n_expert, n_expert_topk, d_expert, d_expert_ff;
     int32_t n_vocab, d_model;
 } bi_limits;

@@ -169,10 +169,12 @@ void rig_expect_equal(const rig_request *request, const rig_text *want, const ri
                       got[i].error, got[i].stop, got[i].n_tok, want[i].error, want[i].stop, want[i].n_tok);
         for (int32_t t = 0; t < want[i].n_tok; t++) {
             if (want[i].token[t] != got[i].token[t]) /* a passing ck_assert costs a system call: too much for every token */
-                ck_abort_msg("%s: request %d (%s#%u) position %d: token %d, wanted %d", what, i, request[i].uid, request[i].sample, t, got[i].token[t], want[i].token[t]);
+                ck_abort_msg("%s: request %d (%s#%u) position %d: token %d, wanted %d", what, i, request[i].uid,
+                             request[i].sample, t, got[i].token[t], want[i].token[t]);
             for (int k = 0; k < RIG_LOGPROBS; k++)
                 if (want[i].logprob[k][t] != got[i].logprob[k][t])
-                    ck_abort_msg("%s: request %d (%s#%u) position %d: log-prob %d is %08x, wanted %08x", what, i, request[i].uid, request[i].sample, t, k,
+                    ck_abort_msg("%s: request %d (%s#%u) position %d: log-prob %d is %08x, wanted %08x", what, i,
+                                 request[i].uid, request[i].sample, t, k,
                                  got[i].logprob[k][t], want[i].logprob[k][t]);
         }
     }

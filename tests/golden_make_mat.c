@@ -51,7 +51,7 @@ static golden_case *linear_case(golden_set *set, const char *name, uint64_t seed
     op_random random = {seed, 0};
     fill(c, "x", &random, 1.0f, n, n_head, n_in);
     fill(c, "w", &random, 1.0f, n_head, n_out, n_in);
-    golden_add_int(c, "check_y", 0);
+    golden_add_int(c, "check_logits", 0);
     return c;
 }
 
@@ -77,8 +77,8 @@ static void make_linear(golden_set *set) {
     add_lora(c, row_slot, 2, 8);
     ((float *)(uintptr_t)golden_f32(c, "s"))[0] = 0x1.8p127f; /* the third row's T is infinite */
     ((bi_bf16 *)c->in[0].data)[2 * 16] = 0x4280;
-    c = linear_case(set, "check-y-fault", 10, 2, 1, 16, 4);
-    ((int32_t *)(uintptr_t)golden_i32(c, "check_y"))[0] = 1;
+    c = linear_case(set, "logits-fault", 10, 2, 1, 16, 4);
+    ((int32_t *)(uintptr_t)golden_i32(c, "check_logits"))[0] = 1;
     ((bi_bf16 *)c->in[0].data)[16] = 0x7f80;
     c = linear_case(set, "zeros", 11, 2, 1, 20, 6);
     row_case_fill_bf16(c->in[0].data, 40, ROW_ZEROS, 3);
@@ -92,7 +92,7 @@ static void make_linear(golden_set *set) {
     c = golden_begin(set, "mxfp4");
     fill(c, "x", &random, 1.0f, 3, 1, 64);
     fill_fp4(c, "w", &random, 0, 1, 18, 64);
-    golden_add_int(c, "check_y", 0);
+    golden_add_int(c, "check_logits", 0);
 }
 
 /* ---- router ----------------------------------------------------------------------------------------------------------- */

@@ -145,6 +145,7 @@ static void kda_case(golden_set *set, const char *name, row_family family, float
         for (int32_t j = 0; j < CUT_ROWS * n_head * d; j++)
             x[j] = slow_round(row_case_widen(x[j]) * scale);
     }
+    golden_add_float(c, "scale", slow_inverse_sqrt(d));
     float *a = golden_add_in(c, GOLDEN_F32, "a", CUT_ROWS, n_head, d);
     float *beta = golden_add_in(c, GOLDEN_F32, "beta", CUT_ROWS, n_head, 0);
     for (int32_t i = 0; i < CUT_ROWS * n_head * d; i++)

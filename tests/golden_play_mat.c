@@ -117,7 +117,7 @@ static void linear_oracle(op_rig *rig, golden_case *c, const matrices *w, const 
                         .y_ld = (int64_t)n_head * w->n_out,
                         .y_head_ld = w->n_out,
                         .y_f32 = 1,
-                        .check_y = golden_int(c, "check_y"),
+                        .check_logits = golden_int(c, "check_logits"),
                         .fault = {fault, GOLDEN_FAULT}};
     if (l) {
         for (int32_t i = 0; i < golden_dim(c, "a", 0); i++)
@@ -127,7 +127,7 @@ static void linear_oracle(op_rig *rig, golden_case *c, const matrices *w, const 
     }
     CHECK_OK(rig->backend.op->linear(rig->backend.ctx, &a));
     a.y = narrow;
-    a.y_f32 = 0;
+    a.y_f32 = a.check_logits = 0;
     CHECK_OK(rig->backend.op->linear(rig->backend.ctx, &a));
 }
 
@@ -140,7 +140,7 @@ static void linear_slow(golden_case *c, const matrices *w, const adapters *l, fl
         int finite = t_is_finite(&map, x);
         for (int32_t o = 0; o < w->n_out; o++) {
             float value = y[i * w->n_out + o];
-            finite &= !golden_int(c, "check_y") || isfinite(value);
+            finite &= !golden_int(c, "check_logits") || isfinite(value);
             narrow[i * w->n_out + o] = slow_to_bf16(value);
         }
         if (!finite)

@@ -95,18 +95,16 @@ void golden_play_block(op_rig *rig, golden_case *c) {
 /* ---- sums ------------------------------------------------------------------------------------------------------------- */
 
 typedef struct sums {
-    float *f32, *bf16, *squares_f32, *squares_bf16, *products_f32, *products_bf16, *sum64, *sum128;
+    float *values, *squares_f32, *squares_bf16, *products, *sum64, *sum128;
 } sums;
 
 static void sums_oracle(const golden_case *c, int32_t i, int32_t n, const sums *s) {
     const float *x = golden_f32(c, "x"), *w = golden_f32(c, "w");
     const bi_bf16 *narrow = golden_bf16(c, "x_bf16");
-    s->f32[i] = bi_sum_f32(x, n);
-    s->bf16[i] = bi_sum_bf16(narrow, n);
+    s->values[i] = bi_sum_bf16(narrow, n);
     s->squares_f32[i] = bi_sum_sq_f32(x, n);
     s->squares_bf16[i] = bi_sum_sq_bf16(narrow, n);
-    s->products_f32[i] = bi_sum_prod_f32(x, w, n);
-    s->products_bf16[i] = bi_sum_prod_bf16_f32(narrow, w, n);
+    s->products[i] = bi_sum_prod_bf16_f32(narrow, w, n);
     s->sum64[i] = bi_sum64(x, n < 64 ? n : 64);
     s->sum128[i] = bi_sum128(x, n < 128 ? n : 128);
 }
@@ -116,25 +114,22 @@ static void sums_slow(const golden_case *c, int32_t i, int32_t n, const sums *s)
     const float *x = golden_f32(c, "x"), *w = golden_f32(c, "w");
     for (int32_t j = 0; j < n; j++)
         wide[j] = slow_widen(golden_bf16(c, "x_bf16")[j]);
-    s->f32[i] = slow_sum_of_values(x, n);
-    s->bf16[i] = slow_sum_of_values(wide, n);
+    s->values[i] = slow_sum_of_values(wide, n);
     s->squares_f32[i] = slow_sum_of_products(x, x, n);
     s->squares_bf16[i] = slow_sum_of_products(wide, wide, n);
-    s->products_f32[i] = slow_sum_of_products(x, w, n);
-    s->products_bf16[i] = slow_sum_of_products(wide, w, n);
+    s->products[i] = slow_sum_of_products(wide, w, n);
     s->sum64[i] = slow_sum_of_values(x, n < 64 ? n : 64); /* its fold of SUM: the other partials are +0 */
     s->sum128[i] = slow_sum_of_values(x, n < 128 ? n : 128);
 }
 
 /* The first n[i] elements, by every SUM there is; SUM64 and SUM128 take at most 64 and 128 of them. */
 void golden_play_sum(op_rig *rig, golden_case *c) {
-    static const char *const name[] = {"sum",      "sum_bf16",      "squares", "squares_bf16",
-                                       "products", "products_bf16", "sum64",   "sum128"};
+    static const char *const name[] = {"values", "squares_f32", "squares_bf16", "products", "sum64", "sum128"};
     int32_t n_len = golden_dim(c, "n", 0);
-    float *out[8];
-    for (int i = 0; i < 8; i++)
+    float *out[6];
+    for (int i = 0; i < 6; i++)
         out[i] = golden_add_out(c, GOLDEN_F32, name[i], n_len, 0, 0);
-    sums s = {out[0], out[1], out[2], out[3], out[4], out[5], out[6], out[7]};
+    sums s = {out[0], out[1], out[2], out[3], out[4], out[5]};
     for (int32_t i = 0; i < n_len; i++)
         (rig ? sums_oracle : sums_slow)(c, i, golden_i32(c, "n")[i], &s);
 }
@@ -364,21 +359,26 @@ static float slow_over_sqrt(double alpha, int32_t n) {
     }
 }
 
+/* alpha of N-ATT, C of N-IDX, d^-1/2 of N-KDA, s of N-LORA. */
 void golden_play_constants(op_rig *rig, golden_case *c) {
-    int32_t n_att = golden_dim(c, "d_nope", 0), n_idx = golden_dim(c, "n_head", 0), n_lora = golden_dim(c, "rank", 0);
+    int32_t n_att = golden_dim(c, "d_nope", 0), n_idx = golden_dim(c, "n_head", 0), n_kda = golden_dim(c, "kda_d", 0);
     const int32_t *d_nope = golden_i32(c, "d_nope"), *d_rope = golden_i32(c, "d_rope"), *n_head = golden_i32(c, "n_head");
-    const int32_t *d = golden_i32(c, "d"), *rank = golden_i32(c, "rank"), *rslora = golden_i32(c, "rslora");
+    const int32_t *d = golden_i32(c, "d"), *kda_d = golden_i32(c, "kda_d"), *rank = golden_i32(c, "rank");
     const float *lora_alpha = golden_f32(c, "lora_alpha");
-    float *alpha = golden_add_out(c, GOLDEN_F32, "alpha", n_att, 0, 0),
-          *index = golden_add_out(c, GOLDEN_F32, "c", n_idx, 0, 0);
-    float *s = golden_add_out(c, GOLDEN_F32, "s", n_lora, 0, 0);
+    float *alpha = golden_add_out(c, GOLDEN_F32, "alpha", n_att, 0, 0);
+    float *index = golden_add_out(c, GOLDEN_F32, "c", n_idx, 0, 0);
+    float *scale = golden_add_out(c, GOLDEN_F32, "scale", n_kda, 0, 0);
+    float *s = golden_add_out(c, GOLDEN_F32, "s", golden_dim(c, "rank", 0), 0, 0);
     for (int32_t i = 0; i < n_att; i++)
         alpha[i] = rig ? bi_const_attn_alpha(d_nope[i], d_rope[i]) : slow_over_sqrt(1, d_nope[i] + d_rope[i]);
     for (int32_t i = 0; i < n_idx; i++)
         index[i] = rig ? bi_const_index_c(n_head[i], d[i]) : slow_over_sqrt(1, n_head[i] * d[i]);
-    for (int32_t i = 0; i < n_lora; i++) {
+    for (int32_t i = 0; i < n_kda; i++)
+        scale[i] = rig ? bi_const_kda_scale(kda_d[i]) : slow_inverse_sqrt(kda_d[i]);
+    for (int32_t i = 0; i < golden_dim(c, "rank", 0); i++) {
+        int32_t rslora = golden_i32(c, "rslora")[i];
         double size = (double)lora_alpha[i];
         float plain = lora_alpha[i] / (float)rank[i];
-        s[i] = rig ? bi_const_lora_s(size, rank[i], rslora[i]) : rslora[i] ? slow_over_sqrt(size, rank[i]) : plain;
+        s[i] = rig ? bi_const_lora_s(size, rank[i], rslora) : rslora ? slow_over_sqrt(size, rank[i]) : plain;
     }
 }

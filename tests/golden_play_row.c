@@ -140,18 +140,18 @@ void golden_play_kda(op_rig *rig, golden_case *c) {
     float *o = golden_add_out(c, GOLDEN_F32, "o", n, n_head, d),
           *state = golden_add_out(c, GOLDEN_F32, "state", n_seq * n_head, d, d);
     float *kept = br_arena_take(c->arena, sizeof *kept * n_state, 64);
-    bi_kda_args a = {NULL,
-                     n_head,
-                     d,
-                     golden_bf16(c, "q"),
-                     golden_bf16(c, "k"),
-                     golden_bf16(c, "v"),
-                     n_head * d,
-                     golden_f32(c, "a"),
-                     golden_f32(c, "beta"),
-                     {(unsigned char *)kept, sizeof *kept * (size_t)(n_head * d * d), NULL},
-                     o,
-                     {golden_add_faults(c, n), GOLDEN_FAULT}};
+    bi_kda_args a = {.n_head = n_head,
+                     .d = d,
+                     .q = golden_bf16(c, "q"),
+                     .k = golden_bf16(c, "k"),
+                     .v = golden_bf16(c, "v"),
+                     .ld = n_head * d,
+                     .a = golden_f32(c, "a"),
+                     .beta = golden_f32(c, "beta"),
+                     .scale = golden_float(c, "scale"),
+                     .state = {(unsigned char *)kept, sizeof *kept * (size_t)(n_head * d * d), NULL},
+                     .o = o,
+                     .fault = {golden_add_faults(c, n), GOLDEN_FAULT}};
     kda_run(rig, c, &a);
     if (rig)
         unfold_state(state, kept, n_seq * n_head, d);
@@ -209,7 +209,7 @@ void golden_play_attnres(op_rig *rig, golden_case *c) {
                          golden_add_out(c, GOLDEN_BF16, "y", n, d, 0),
                          {golden_add_faults(c, n), GOLDEN_FAULT}};
     if (rig) {
-        rig->backend.op->attnres_weight(w, golden_f32(c, "norm"), golden_f32(c, "proj"), d);
+        CHECK_OK(rig->backend.op->attnres_weight(rig->backend.ctx, w, golden_f32(c, "norm"), golden_f32(c, "proj"), d));
         CHECK_OK(rig->backend.op->attnres(rig->backend.ctx, &a));
     } else {
         slow_attnres_weight(w, golden_f32(c, "norm"), golden_f32(c, "proj"), d);

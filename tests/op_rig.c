@@ -19,7 +19,7 @@ int op_rig_isas(const char *names[OP_RIG_ISA_MAX]) {
         if (status == BR_E_UNSUPPORTED)
             continue;
         CHECK_OK(status);
-        bi_backend_oracle_close(&backend);
+        bi_backend_close(&backend);
         names[n++] = all[i];
     }
     br_pool_close(pool);
@@ -36,7 +36,7 @@ void op_rig_open(op_rig *rig, const bi_limits *limits, const char *isa, int n_th
 void op_rig_close(op_rig *rig) {
     while (rig->n_mat > 0)
         br_mem_free(rig->mat[--rig->n_mat]);
-    bi_backend_oracle_close(&rig->backend);
+    bi_backend_close(&rig->backend);
     br_pool_close(rig->pool);
 }
 
@@ -48,13 +48,13 @@ static void *mat_new(op_rig *rig, int n_out, int n_in) {
 
 bi_mat op_rig_mat(op_rig *rig, const bi_bf16 *w, int n_out, int n_in) {
     void *data = mat_new(rig, n_out, n_in);
-    rig->backend.op->mat_pack_bf16(data, n_out, n_in, w, n_in, 1);
+    CHECK_OK(rig->backend.op->mat_pack_bf16(rig->backend.ctx, data, n_out, n_in, w, n_in, 1));
     return (bi_mat){data, n_out, n_in};
 }
 
 bi_mat op_rig_mat_fp4(op_rig *rig, const uint8_t *code, const uint8_t *scale, int n_out, int n_in) {
     void *data = mat_new(rig, n_out, n_in);
-    rig->backend.op->mat_pack_fp4(data, n_out, n_in, code, scale);
+    CHECK_OK(rig->backend.op->mat_pack_fp4(rig->backend.ctx, data, n_out, n_in, code, scale));
     return (bi_mat){data, n_out, n_in};
 }
 

@@ -34,10 +34,9 @@ static inline void *row_case_poisoned(size_t bytes) {
 
 /* 0 when this processor lacks the instruction set. */
 static inline int row_case_open(int isa, int n_thread, bi_backend *backend, br_pool **pool) {
-    bi_limits limits = {.n_row = 256, .d_in = 1024, .d_out = 1024, .rank = 32, .n_head = 4, .d_kv_latent = 64, .d_rope = 16,
-                        .index_n_head = 4, .index_d_head = 32, .index_topk = 16, .n_pos = 256, .kda_n_head = 4,
-                        .kda_d_head = 256, .n_expert = 8, .n_expert_topk = 2, .d_expert = 64, .d_expert_ff = 64,
-                        .n_vocab = 512, .d_model = 1024};
+    bi_limits limits = {.n_row = 256, .d_in = 1024, .rank = 32, .n_head = 4, .d_kv_latent = 64, .d_rope = 16,
+                        .index_n_head = 4, .index_d_head = 32, .n_pos = 256, .n_expert = 8, .n_expert_topk = 2,
+                        .d_expert = 64, .d_expert_ff = 64, .n_vocab = 512, .d_model = 1024};
     CHECK_OK(br_pool_open(n_thread, pool));
     br_status status = bi_backend_oracle_open(&limits, *pool, row_case_isa[isa], backend);
     if (status == BR_E_UNSUPPORTED) {
@@ -49,7 +48,7 @@ static inline int row_case_open(int isa, int n_thread, bi_backend *backend, br_p
 }
 
 static inline void row_case_close(bi_backend *backend, br_pool *pool) {
-    bi_backend_oracle_close(backend);
+    bi_backend_close(backend);
     br_pool_close(pool);
 }
 

@@ -156,7 +156,7 @@ static float index_score(const slow_index *x, const bi_bf16 *query, const float 
     return ((p[0] + p[1]) + (p[2] + p[3])) * scale_k;
 }
 
-/* Earlier in the order of P4: the larger value, of equal ones the lower index; -0 equals +0. */
+/* Earlier in the order of P-4: the larger value, of equal ones the lower index; -0 equals +0. */
 int slow_index_row(const slow_index *x, float *score, int32_t *select) {
     static bi_bf16 query[HEADS * CHAIN_K];
     static unsigned char taken[POSITIONS];

@@ -120,7 +120,7 @@ bi_sampling slow_setting_drawing(uint64_t u) {
 
 static const float *sort_z;
 
-/* P4: value descending, index ascending. z has no -0. */
+/* P-4: value descending, index ascending. z has no -0. */
 static int by_p4(const void *a, const void *b) {
     int i = *(const int *)a, j = *(const int *)b;
     if (sort_z[i] != sort_z[j])
@@ -132,7 +132,7 @@ typedef struct slow_row {
     int n;
     float max;
     float *z;
-    int *order;  /* all ids in P4 order */
+    int *order;  /* all ids in P-4 order */
     char *kept;
 } slow_row;
 

@@ -160,7 +160,7 @@ START_TEST(weight_is_the_rounded_product) {
         row_case_arena.used = 0;
         float *norm = row_case_f32_array(301, (row_family)family, 1), *proj = row_case_f32_array(301, (row_family)family, 2);
         float *got = ROW_CASE_ARRAY(float, 302), *want = ROW_CASE_ARRAY(float, 302);
-        backend.op->attnres_weight(got, norm, proj, 301);
+        CHECK_OK(backend.op->attnres_weight(backend.ctx, got, norm, proj, 301));
         slow_attnres_weight(want, norm, proj, 301);
         row_case_same_f32("w", got, want, 302);
     }

@@ -80,7 +80,8 @@ START_TEST(a_nan_ends_its_request_only) {
         options.chunk_tokens = chunk;
         rig_generate(&options, request, NULL, N, got);
         ck_assert_int_eq(got[BAD].error, BR_E_NAN);
-        ck_assert_msg(strstr(got[BAD].sentence, "position 4") && strstr(got[BAD].sentence, "layer 0") && strstr(got[BAD].sentence, "norm_attn"), "%s", got[BAD].sentence);
+        ck_assert_msg(strstr(got[BAD].sentence, "position 4") && strstr(got[BAD].sentence, "layer 0") &&
+                      strstr(got[BAD].sentence, "norm_attn"), "%s", got[BAD].sentence);
         got[BAD] = want[BAD];
         rig_expect_equal(request, want, got, N, "neighbours of a NaN");
     }
@@ -225,7 +226,8 @@ START_TEST(bad_options_are_refused_with_a_sentence) {
     br_engine *engine;
     static const struct { size_t at; int32_t value; } bad[] = {
         {offsetof(br_engine_options, max_seqs), -1}, {offsetof(br_engine_options, chunk_tokens), -5}, {offsetof(br_engine_options, kv_pages), -1},
-        {offsetof(br_engine_options, state_every), 65}, {offsetof(br_engine_options, preempt_every), -1}, {offsetof(br_engine_options, n_thread), 1000},
+        {offsetof(br_engine_options, state_every), 65}, {offsetof(br_engine_options, preempt_every), -1},
+                {offsetof(br_engine_options, n_thread), 1000},
         {offsetof(br_engine_options, max_tok), -1},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {

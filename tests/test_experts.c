@@ -46,7 +46,7 @@ static int n_in_of(const experts_case *c, int map) {
 }
 
 static void open_rig(op_rig *rig, const char *isa, int n_thread) {
-    const bi_limits limits = {.n_row = ROW_MAX, .d_in = D_MAX, .d_out = D_MAX, .rank = RANK_MAX, .n_expert = EXPERT_MAX,
+    const bi_limits limits = {.n_row = ROW_MAX, .d_in = D_MAX, .rank = RANK_MAX, .n_expert = EXPERT_MAX,
                               .n_expert_topk = TOPK_MAX, .d_expert = D_MAX, .d_expert_ff = FF_MAX, .d_model = D_MAX};
     op_rig_open(rig, &limits, isa, n_thread);
 }

@@ -69,8 +69,8 @@ START_TEST(manifest_names_every_file) {
     static char file[GOLDEN_ENTRY_MAX][GOLDEN_FIELD_BYTES];
     int n = golden_files(golden_dir, file);
     for (int i = 0; i < n && i < manifest.n; i++)
-        ck_assert_msg(strcmp(file[i], manifest.entry[i].file) == 0, "file %d of golden/ is %s, MANIFEST names %s", i, file[i],
-                      manifest.entry[i].file);
+        ck_assert_msg(strcmp(file[i], manifest.entry[i].file) == 0, "file %d of golden/ is %s, MANIFEST names %s", i,
+                      file[i], manifest.entry[i].file);
     ck_assert_msg(n == manifest.n, "golden/ has %d files, MANIFEST names %d", n, manifest.n);
     for (int i = 0; i < n; i++) {
         char digest[BR_DIGEST_TEXT_BYTES];

@@ -25,7 +25,7 @@ typedef struct head_out {
 } head_out;
 
 static void open_rig(op_rig *rig, const char *isa, int n_thread) {
-    const bi_limits limits = {.n_row = ROW_MAX, .d_in = D_MAX, .d_out = VOCAB_MAX, .d_model = D_MAX, .n_vocab = VOCAB_MAX};
+    const bi_limits limits = {.n_row = ROW_MAX, .d_in = D_MAX, .d_model = D_MAX, .n_vocab = VOCAB_MAX};
     op_rig_open(rig, &limits, isa, n_thread);
 }
 

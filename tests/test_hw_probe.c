@@ -48,7 +48,8 @@ static void read_vectors(void) {
 }
 
 static void expect(const vector *v, float got, const char *form) {
-    ck_assert_msg(slow_bits(got) == v->result, "%s, family %s: %08x, the tensor core gave %08x", form, slow_family_name(v->family), slow_bits(got), v->result);
+    ck_assert_msg(slow_bits(got) == v->result, "%s, family %s: %08x, the tensor core gave %08x", form,
+                  slow_family_name(v->family), slow_bits(got), v->result);
 }
 
 START_TEST(scalar_forms_give_the_recorded_bits) {
@@ -102,7 +103,8 @@ START_TEST(fast_chain_gives_the_recorded_bits) {
     check_chain(bi_pack_row_portable, bi_chain_panel_portable, "portable chain");
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
         check_chain(bi_pack_row_avx2, bi_chain_panel_avx2, "AVX2 chain");
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512dq"))
         check_chain(bi_pack_row_avx512, bi_chain_panel_avx512, "AVX-512 chain");
 }
 END_TEST

@@ -102,7 +102,7 @@ static void step(const op_rig *rig, const bi_batch *batch, const bi_cache *cache
 static void run(index_run how, index_out *out) {
     static batch_rig rows;
     const index_case *c = &now.c;
-    bi_limits limits = {.n_row = CACHE_RIG_ROWS, .index_n_head = c->n_head, .index_d_head = c->d, .index_topk = c->topk,
+    bi_limits limits = {.n_row = CACHE_RIG_ROWS, .index_n_head = c->n_head, .index_d_head = c->d,
                         .n_pos = CACHE_RIG_BLOCKS * BR_PAGE_TOK};
     op_rig rig;
     cache_rig cache;
@@ -411,7 +411,7 @@ START_TEST(refuses_bad_shapes) {
     static batch_rig rows;
     op_rig rig;
     cache_rig cache;
-    bi_limits limits = {.n_row = 4, .index_n_head = 8, .index_d_head = 16, .index_topk = 2, .n_pos = 64};
+    bi_limits limits = {.n_row = 4, .index_n_head = 8, .index_d_head = 16, .n_pos = 64};
     op_rig_open(&rig, &limits, NULL, 1);
     cache_rig_open(&cache, rig.backend.op->index_block_bytes(16), 1, 1);
     batch_rig_begin(&rows);

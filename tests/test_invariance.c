@@ -166,7 +166,8 @@ enum { FACTORS = 8, LEVELS_MAX = 4, MIX_MIN = 40 };
 static const int level_count[FACTORS] = {4, 4, 3, 4, 3, 3, 2, 3};
 
 static br_engine_options mix_options(const rig_model *m, const int *level) {
-    static const int32_t batch[] = {1, 3, 6, 16}, chunk[] = {16, 33, 64, 300}, pages[] = {5, 9, 64}, preempt[] = {0, 1, 3, 7}, threads[] = {1, 2, 5}, every[] = {-1, 64, 128};
+    static const int32_t batch[] = {1, 3, 6, 16}, chunk[] = {16, 33, 64, 300}, pages[] = {5, 9, 64}, preempt[] = {0, 1, 3,
+            7}, threads[] = {1, 2, 5}, every[] = {-1, 64, 128};
     br_engine_options options = rig_options(m);
     options.max_seqs = batch[level[0]];
     options.chunk_tokens = chunk[level[1]];
@@ -217,7 +218,8 @@ START_TEST(pairwise_mixes) {
     while (next_mix((uint64_t)n_mix, seen, level) > 0 || n_mix < MIX_MIN) {
         char what[128];
         const br_engine_options options = mix_options(m, level);
-        snprintf(what, sizeof what, "%s mix %d: %d %d %d %d %d %d %d %d", m->preset, n_mix, level[0], level[1], level[2], level[3], level[4], level[5], level[6], level[7]);
+        snprintf(what, sizeof what, "%s mix %d: %d %d %d %d %d %d %d %d", m->preset, n_mix, level[0], level[1], level[2],
+                 level[3], level[4], level[5], level[6], level[7]);
         shuffled((uint64_t)level[5], FEW, order);
         expect(&set, &options, order, what);
         n_mix++;

@@ -38,7 +38,8 @@ static void path_of(char path[256], const char *name) {
 }
 
 static br_generate_options generate_options(const char *out) {
-    br_generate_options options = {.engine = rig_options(&pico), .prompts_path = prompts_path, .out_path = out, .sampling = br_sampling_default(), .n_sample = SAMPLES, .seed = 5};
+    br_generate_options options = {.engine = rig_options(&pico), .prompts_path = prompts_path, .out_path = out,
+                                   .sampling = br_sampling_default(), .n_sample = SAMPLES, .seed = 5};
     options.sampling.max_new = 7;
     options.sampling.ignore_eos = 1;
     options.engine.max_seqs = 4;
@@ -299,7 +300,9 @@ START_TEST(refused_requests_are_listed_and_the_rest_completes) {
     path_of(scored, "refused-t.h5");
     path_of(prompts, "refused.jsonl");
     FILE *file = fopen(prompts, "w");
-    fprintf(file, "{\"prompt\": [1, 2, 3]}\n{\"prompt\": [1, 999]}\n{\"prompt\": [4], \"adapter\": \"nobody\"}\n{\"prompt\": [5], \"max_new\": 100000}\n{\"prompt\": [6, 7]}\n");
+    fprintf(file,
+            "{\"prompt\": [1, 2, 3]}\n{\"prompt\": [1, 999]}\n{\"prompt\": [4], \"adapter\": \"nobody\"}\n"
+                  "{\"prompt\": [5], \"max_new\": 100000}\n{\"prompt\": [6, 7]}\n");
     fclose(file);
     br_generate_options options = generate_options(path);
     options.prompts_path = prompts;

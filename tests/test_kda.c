@@ -95,7 +95,7 @@ static void answer_kda(int32_t s) {
     bi_seg seg = {0, 0, kda.n_tok, 0};
     bi_batch batch = {kda.n_tok, 1, &seg, NULL};
     memset(kda.want_fault[s], 0, sizeof kda.want_fault[s]);
-    bi_kda_args args = {&batch, kda.n_head, kda.d, kda.q[s], kda.k[s], kda.v[s], kda.ld, kda.a[s], kda.beta[s],
+    bi_kda_args args = {&batch, kda.n_head, kda.d, kda.q[s], kda.k[s], kda.v[s], kda.ld, kda.a[s], kda.beta[s], 0,
                         {(unsigned char *)kda.slow_state, 0, NULL}, kda.want[s], {kda.want_fault[s], CODE}};
     slow_kda(&args);
 }
@@ -186,7 +186,7 @@ static void kda_step(kda_run *run, const int32_t *order, int32_t n_seq, const in
     }
     bi_batch batch = {rows.n_row, n_seq, seg, NULL};
     bi_kda_args args = {&batch, kda.n_head, kda.d, rows.q, rows.k, rows.v, kda.ld, rows.a, rows.beta,
-                        {run->state, run->seq_bytes, run->slot}, rows.o, {rows.fault, CODE}};
+                        bi_const_kda_scale(kda.d), {run->state, run->seq_bytes, run->slot}, rows.o, {rows.fault, CODE}};
     CHECK_OK(run->backend->op->kda(run->backend->ctx, &args));
     for (int32_t i = 0; i < n_seq; i++) {
         row_case_same_f32("o", rows.o + seg[i].row * width, kda.want[order[i]] + seg[i].pos * width, n[i] * width);
@@ -484,7 +484,7 @@ START_TEST(refuses_wrong_shapes) {
     bi_batch batch = {1, 1, &seg, NULL}, none = {0, 0, NULL, NULL};
     kda_run run = kda_begin(&backend);
     float *o = ROW_CASE_ARRAY(float, 512), *beta = ROW_CASE_ARRAY(float, 1);
-    bi_kda_args good = {&batch, 1, 32, kda.q[0], kda.k[0], kda.v[0], kda.ld, kda.a[0], kda.beta[0],
+    bi_kda_args good = {&batch, 1, 32, kda.q[0], kda.k[0], kda.v[0], kda.ld, kda.a[0], kda.beta[0], 1,
                         {run.state, run.seq_bytes, NULL}, o, {NULL, 0}};
     static const int32_t wrong[] = {0, 16, 33, 48, 288};
     for (int i = 0; i < 5; i++) {

@@ -132,7 +132,8 @@ START_TEST(a_checkpoint_is_alive) {
         }
     }
     if (c->index_topk && c->index_topk < SEQ_LEN)
-        ck_assert_msg(w.n_sparse > 0 && 2 * w.n_chosen >= w.n_sparse, "%s: %lld of %lld index rows choose", preset[_i], (long long)w.n_chosen, (long long)w.n_sparse);
+        ck_assert_msg(w.n_sparse > 0 && 2 * w.n_chosen >= w.n_sparse, "%s: %lld of %lld index rows choose", preset[_i],
+                      (long long)w.n_chosen, (long long)w.n_sparse);
     close_watch(&w);
 }
 END_TEST

@@ -88,7 +88,7 @@ static void make_case(op_random *random, route_case *c, int round) {
             c->bias[e] = 0.0f;
         if (kind == 5) /* sigmoid is about 1/2: sums of +0 and -0 */
             c->bias[e] = e % 2 ? -0.5f : 0.0f;
-        if (kind == 6) /* s + bias has few values: P4 decides */
+        if (kind == 6) /* s + bias has few values: P-4 decides */
             c->bias[e] = (float)op_random_below(random, 3) * 0x1p20f;
     }
 }

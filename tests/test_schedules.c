@@ -143,9 +143,11 @@ static int differs_when_broken(const rig_model *m, const request_set *set, int b
         if (++step == 2) {
             const sched_plan *plan = engine->plan;
             if (break_page)
-                memset(engine->pages + br_model_page_bytes(engine->loaded.model) * (size_t)plan->table[0], 0x11, br_model_page_bytes(engine->loaded.model));
+                memset(engine->pages + br_model_page_bytes(engine->loaded.model) * (size_t)plan->table[0], 0x11,
+                       br_model_page_bytes(engine->loaded.model));
             else
-                memset(engine->states + br_model_state_bytes(engine->loaded.model) * (size_t)plan->state_index[0], 0x11, br_model_state_bytes(engine->loaded.model));
+                memset(engine->states + br_model_state_bytes(engine->loaded.model) * (size_t)plan->state_index[0], 0x11,
+                       br_model_state_bytes(engine->loaded.model));
         }
     }
     br_engine_close(engine);

@@ -336,14 +336,15 @@ static int is_suite(const char *name) {
     return strncmp(name, "test_", 5) == 0 && strcmp(name, "test_main.c") != 0 && strcmp(name, "test_support.c") != 0;
 }
 
-/* A source that no target names is never compiled, a suite that is not listed never runs. Fuzz targets are found by name. */
+/* A source that no target names is never compiled, a suite that is not listed never runs. Fuzz targets are found by name, and
+ * test_library.c builds the examples against an installed tree. */
 void tidy_rule_built(const tidy_tree *tree, const tidy_file *file, tidy_report *out) {
     const char *name = base_name(file->path), *end = strrchr(name, '.');
     const tidy_file *cmake = tidy_find(tree, "CMakeLists.txt"), *suites = tidy_find(tree, "tests/suites.h");
     char line[NAME_BYTES];
     if (!end || (strcmp(end, ".c") != 0 && strcmp(end, ".cu") != 0) || !cmake || !suites)
         return;
-    if (strncmp(file->path, "tests/fuzz_", 11) != 0 && !strstr(cmake->text, file->path))
+    if (strncmp(file->path, "tests/fuzz_", 11) != 0 && !tidy_in(file->path, "examples") && !strstr(cmake->text, file->path))
         tidy_say(out, file, 1, "CMakeLists.txt does not name it");
     if (!tidy_in(file->path, "tests") || !is_suite(name))
         return;

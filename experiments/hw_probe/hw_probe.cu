@@ -93,7 +93,8 @@ __global__ void run_wgmma(const block *in, float *out, int n_group) {
     const uint64_t at = (uint64_t)__cvta_generic_to_shared(tile) >> 4 & 0x3fff;
     const uint64_t descriptor = at | (uint64_t)(128 >> 4) << 16 | (uint64_t)(256 >> 4) << 32;
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-    asm volatile("{.reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0,%1,%2,%3}, {%4,%5,%6,%7}, %8, p, 1, 1, 0;}"
+    asm volatile("{.reg .pred p; setp.ne.b32 p, 1, 0; "
+                 "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0,%1,%2,%3}, {%4,%5,%6,%7}, %8, p, 1, 1, 0;}"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor));
     asm volatile("wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;" ::: "memory");

@@ -9,19 +9,15 @@
 
 #include "bi_bits.h"
 #include "bi_contract.h"
+#include "bi_isa.h"
 #include <stddef.h>
-
-#ifndef BI_FN
-#define BI_JOIN_(name, isa) name##_##isa
-#define BI_JOIN(name, isa) BI_JOIN_(name, isa)
-#define BI_FN(name) BI_JOIN(name, BI_ISA)
-#endif
 
 enum {
     BI_PANEL = 32, /* columns computed together; a storage width, it moves no bit */
     BI_EXP_ZERO = -8000,
     BI_EXP_SPECIAL = 16000,
-    BI_EXP_FAST_MAX = 100 /* the fast form is exact for blocks with |exponent| up to here */
+    BI_EXP_FAST_MAX = 100, /* the fast form is exact for blocks with |exponent| up to here */
+    BI_PACKED_BYTES = sizeof(float) + sizeof(int16_t) /* of one packed value */
 };
 
 static inline int32_t bi_pad_k(int32_t n) {

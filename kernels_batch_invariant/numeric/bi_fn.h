@@ -23,7 +23,9 @@
 #define BI_FN_E2 0x1.5558b8p-5f
 #define BI_FN_E3 0x1.1239b4p-7f
 #define BI_FN_E4 0x1.6a4562p-10f
-/* log(1+f) = f - f^2/2 + f^3 * (L0 + L1 f + ..), sqrt(1/2) <= 1+f <= sqrt(2); 2^-30.3. */
+/* log(1+f) = f - f^2/2 + f^3 * (L0 + L1 f + ..), sqrt(1/2) <= 1+f <= sqrt(2); 2^-30.3. CUT: the bits of sqrt(1/2), where the
+ * exponent changes. */
+#define BI_FN_LOG_CUT 0x3f3504f3u
 #define BI_FN_LOG_HALF 0.5f
 #define BI_FN_L0 0x1.555548p-2f
 #define BI_FN_L1 -0x1.000006p-2f
@@ -34,6 +36,8 @@
 #define BI_FN_L6 0x1.e6c048p-4f
 #define BI_FN_L7 -0x1.de0fbcp-4f
 #define BI_FN_L8 0x1.148456p-4f
+/* log1p: the larger of 1 and x is the one to subtract from their sum first; x is the larger one from here on. */
+#define BI_FN_LOG1P_CUT 1.0f
 /* tanh(x) = x + x^3 * (T0 + T1 x^2 + ..), |x| < SMALL; 2^-33.0. */
 #define BI_FN_TANH_SMALL 0.5625f
 #define BI_FN_T0 -0x1.555554p-2f
@@ -47,8 +51,8 @@
 #define BI_FN_COEFFICIENTS(X)                                                                                           \
     X(BI_FN_ROUND_MAGIC) X(BI_FN_LOG2E) X(BI_FN_LN2_HI) X(BI_FN_LN2_LO) X(BI_FN_EXP_MIN) X(BI_FN_EXP_MAX)               \
     X(BI_FN_E0) X(BI_FN_E1) X(BI_FN_E2) X(BI_FN_E3) X(BI_FN_E4)                                                         \
-    X(BI_FN_LOG_HALF) X(BI_FN_L0) X(BI_FN_L1) X(BI_FN_L2) X(BI_FN_L3) X(BI_FN_L4) X(BI_FN_L5) X(BI_FN_L6) X(BI_FN_L7)   \
-    X(BI_FN_L8)                                                                                                         \
+    X(BI_FN_LOG_CUT) X(BI_FN_LOG_HALF) X(BI_FN_L0) X(BI_FN_L1) X(BI_FN_L2) X(BI_FN_L3) X(BI_FN_L4) X(BI_FN_L5)          \
+    X(BI_FN_L6) X(BI_FN_L7) X(BI_FN_L8) X(BI_FN_LOG1P_CUT)                                                              \
     X(BI_FN_TANH_SMALL) X(BI_FN_T0) X(BI_FN_T1) X(BI_FN_T2) X(BI_FN_T3) X(BI_FN_T4) X(BI_FN_T5)
 
 /* exp(x) = p * scale[0] * scale[1], x clamped to EXP_MIN..EXP_MAX. Two factors, because n reaches 128 and -173. */
@@ -86,7 +90,7 @@ static inline BI_HD float bi_log(float x) {
     uint32_t u = bi_u32_of(x);
     int subnormal = u < 0x00800000u;
     uint32_t v = bi_u32_of(subnormal ? BI_MUL(x, 0x1p+23f) : x);
-    int32_t k = (int32_t)(v - 0x3f3504f3u) >> 23; /* sqrt(1/2) <= m < sqrt(2) */
+    int32_t k = (int32_t)(v - BI_FN_LOG_CUT) >> 23; /* sqrt(1/2) <= m < sqrt(2) */
     float f = BI_SUB(bi_f32_of(v - ((uint32_t)k << 23)), 1.0f);
     float fk = (float)(k - (subnormal ? 23 : 0));
     float p = BI_FMA(BI_FN_L8, f, BI_FN_L7);
@@ -108,7 +112,7 @@ static inline BI_HD float bi_log(float x) {
 /* 1.5 ulp: log of u = RN(1 + x), and what that sum dropped divided by u. */
 static inline BI_HD float bi_log1p(float x) {
     float u = BI_ADD(1.0f, x);
-    float dropped = x >= 1.0f ? BI_SUB(1.0f, BI_SUB(u, x)) : BI_SUB(x, BI_SUB(u, 1.0f));
+    float dropped = x >= BI_FN_LOG1P_CUT ? BI_SUB(1.0f, BI_SUB(u, x)) : BI_SUB(x, BI_SUB(u, 1.0f));
     float log_u = bi_log(u);
     float correction = bi_is_finite(log_u) ? BI_DIV(dropped, u) : 0.0f;
     return BI_ADD(log_u, correction);

@@ -1,4 +1,4 @@
-/* bi_order: the total order of discrete choices, and the exact top-k under it.      Contract: P4
+/* bi_order: the total order of discrete choices, and the exact top-k under it.      Contract: P-4
  *
  * Layer: numeric. (value descending, index ascending) on ordered-integer keys, -0 made +0 first. Selection is by histograms
  * of the keys, O(n) for every input; it reads each value four times and needs 8 KiB of stack, nothing else. Host only. */

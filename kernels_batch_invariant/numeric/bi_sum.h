@@ -30,10 +30,6 @@ static inline float bi_sum_fold(float *p, int half) {
     }                                                                                \
     return bi_sum_fold(p, BI_SUM_LANES / 2);
 
-static inline float bi_sum_f32(const float *x, int n) {
-    BI_SUM_BODY(BI_ADD(p[i], x[j]))
-}
-
 static inline float bi_sum_bf16(const bi_bf16 *x, int n) {
     BI_SUM_BODY(BI_ADD(p[i], bi_widen(x[j])))
 }
@@ -48,10 +44,6 @@ static inline float bi_sum_sq_bf16(const bi_bf16 *x, int n) {
 
 static inline float bi_sum_prod_bf16_f32(const bi_bf16 *x, const float *w, int n) {
     BI_SUM_BODY(BI_FMA(bi_widen(x[j]), w[j], p[i]))
-}
-
-static inline float bi_sum_prod_f32(const float *x, const float *w, int n) {
-    BI_SUM_BODY(BI_FMA(x[j], w[j], p[i]))
 }
 
 /* SUM(n) of n <= lanes values: every partial holds at most one of them, so the folds above `lanes` add +0 only. */

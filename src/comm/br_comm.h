@@ -1,4 +1,4 @@
-/* br_comm: how ranks exchange rows. It moves bytes and never adds (P3).
+/* br_comm: how ranks exchange rows. It moves bytes and never adds (P-3).
  *
  * Layer: comm; includes base. The model cuts every linear map along its outputs and asks for the whole row here before the
  * next map needs it; each expert hands its vector to the token's owner. With one rank each rank already holds every byte,

@@ -175,7 +175,8 @@ static br_status submit(br_engine *e, const br_request *r, const int32_t *forced
     if (index == e->n_request_max)
         return br_fail(BR_E_LIMIT, "%d requests are held: poll first", e->n_request_max);
     const uint64_t fresh = (e->n_submitted + 1) << ENGINE_INDEX_BITS | (uint64_t)index;
-    sched_request request = {.id = fresh, .token = r->prompt, .n_prompt = r->n_prompt, .max_new = r->sampling.max_new, .adapter = slot, .root = e->root[slot + 1]};
+    sched_request request = {.id = fresh, .token = r->prompt, .n_prompt = r->n_prompt, .max_new = r->sampling.max_new,
+                             .adapter = slot, .root = e->root[slot + 1]};
     BR_TRY(sched_submit(e->sched, &request));
     e->n_submitted++;
     engine_request *held = &e->request[index];

@@ -53,7 +53,7 @@ exit:
 
 void br_loaded_close(br_loaded *loaded) {
     br_model_close(loaded->model);
-    bi_backend_oracle_close(&loaded->backend);
+    bi_backend_close(&loaded->backend);
     br_pool_close(loaded->pool);
     lora_close(loaded->adapters);
     memset(loaded, 0, sizeof *loaded);

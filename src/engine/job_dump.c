@@ -189,7 +189,8 @@ static br_status print_lines(dump *d, br_line line, void *context) {
     size_t room = 0;
     for (int64_t i = 0; i < d->lines.n_line; i++) {
         const stage_line *at = &d->lines.line[i], *before = i ? at - 1 : NULL;
-        if (before && before->seq == at->seq && before->pos == at->pos && before->layer == at->layer && before->stage == at->stage && before->hash == at->hash)
+        if (before && before->seq == at->seq && before->pos == at->pos && before->layer == at->layer &&
+            before->stage == at->stage && before->hash == at->hash)
             continue;
         const rollout_seq *seq = &d->input.seq[at->seq];
         const size_t need = 512 + (size_t)at->n_choice * 12;
@@ -198,7 +199,8 @@ static br_status print_lines(dump *d, br_line line, void *context) {
             BR_TRY(br_mem_alloc((void **)&text, need, "a line of the dump"));
             room = need;
         }
-        int n = snprintf(text, room, "%s#%u %d %d %s %016llx", seq->uid, seq->sample, at->pos, at->layer, br_stage_name(at->stage), (unsigned long long)at->hash);
+        int n = snprintf(text, room, "%s#%u %d %d %s %016llx", seq->uid, seq->sample, at->pos, at->layer,
+                         br_stage_name(at->stage), (unsigned long long)at->hash);
         for (int32_t k = 0; k < at->n_choice; k++)
             n += snprintf(text + n, room - (size_t)n, "%c%d", k ? ',' : ' ', d->lines.choice[at->choice + k]);
         line(context, text);

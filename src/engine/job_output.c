@@ -32,7 +32,10 @@ br_status job_output_check(const char *path, const char *input) {
     if (br_file_is_same(path, input))
         return br_fail(BR_E_ARG, "%s is the file that is read: expected another one to write", path);
     BR_TRY(br_file_map(path, &map));
-    const int ours = map.n == 0 || (map.n >= sizeof hdf5_signature && memcmp(map.bytes, hdf5_signature, sizeof hdf5_signature) == 0);
+    const size_t n = sizeof hdf5_signature;
+    const int ours = map.n == 0 || (map.n >= n && memcmp(map.bytes, hdf5_signature, n) == 0);
     br_file_unmap(&map);
-    return ours ? BR_OK : br_fail(BR_E_ARG, "%s exists and is no rollout file: expected a new file, or a rollout file to replace", path);
+    if (ours)
+        return BR_OK;
+    return br_fail(BR_E_ARG, "%s exists and is no rollout file: expected a new file, or a rollout file to replace", path);
 }

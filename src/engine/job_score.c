@@ -42,7 +42,8 @@ static br_status fill_meta(score *s) {
         return BR_OK;
     }
     const run_identity run = {.contract = meta->contract_digest, .weights = meta->weights_digest, .n_adapter = s->report->n_adapter,
-                              .adapter_name = s->report->adapter_name, .adapter_digest = s->report->adapter_digest, .n_sample = 1, .lines = s->input.lines};
+                              .adapter_name = s->report->adapter_name, .adapter_digest = s->report->adapter_digest,
+                                      .n_sample = 1, .lines = s->input.lines};
     meta->run_uid = run_uid(&run);
     return BR_OK;
 }

@@ -46,7 +46,8 @@ static int differs(verify *v, int64_t i, int32_t position, const char *what, uin
         v->report->first_seq = i;
         v->report->first_pos = position;
     }
-    br_fail(BR_E_MISMATCH, "%s#%u position %d: %s is %08x in the file and %08x when computed again", v->input.seq[i].uid, v->input.seq[i].sample, position, what, file, bits);
+    br_fail(BR_E_MISMATCH, "%s#%u position %d: %s is %08x in the file and %08x when computed again", v->input.seq[i].uid,
+            v->input.seq[i].sample, position, what, file, bits);
     return 1;
 }
 
@@ -70,7 +71,8 @@ static br_status compare_block(verify *v, int64_t i, const bi_bf16 *final, int32
             return br_loaded_fault(v->fault[t], position - 1);
         if (v->token[t] != seq->token[position]) {
             v->report->n_differ++;
-            return br_fail(BR_E_MISMATCH, "%s#%u position %d: the file has token %d, the sampler draws %d", seq->uid, seq->sample, position, seq->token[position], v->token[t]);
+            return br_fail(BR_E_MISMATCH, "%s#%u position %d: the file has token %d, the sampler draws %d", seq->uid,
+                           seq->sample, position, seq->token[position], v->token[t]);
         }
         if (differs(v, i, position, "logprob", seq->logprob[position], v->logprob[t]) ||
             differs(v, i, position, "logprob_raw", seq->logprob_raw[position], v->logprob_raw[t]) ||
@@ -91,7 +93,8 @@ static br_status check_end(const verify *v, const rollout_seq *seq) {
         const int ends = sampling_ends(&s, v->loaded.config.eos_id, n_new, seq->token[seq->prompt_len + n_new - 1], &reason);
         const int last = seq->prompt_len + n_new == seq->n_tok;
         if (ends != last || (last && reason != (br_stop_reason)seq->stop))
-            return br_fail(BR_E_MISMATCH, "%s#%u: ends with reason %d after %d tokens, which its settings do not say", seq->uid, seq->sample, seq->stop, seq->n_tok - seq->prompt_len);
+            return br_fail(BR_E_MISMATCH, "%s#%u: ends with reason %d after %d tokens, which its settings do not say",
+                           seq->uid, seq->sample, seq->stop, seq->n_tok - seq->prompt_len);
     }
     return BR_OK;
 }
@@ -171,7 +174,8 @@ static br_status run(verify *v) {
         BR_TRY(recompute(v, i));
         BR_TRY(report_progress(v->watch, "sequences", ++n_done, n_chosen));
     }
-    return report_line(v->report, "recomputed %lld of %lld sequences, %lld tokens drawn again: equal", (long long)n_chosen, (long long)v->input.n_seq, (long long)v->report->n_tok);
+    return report_line(v->report, "recomputed %lld of %lld sequences, %lld tokens drawn again: equal", (long long)n_chosen,
+                       (long long)v->input.n_seq, (long long)v->report->n_tok);
 }
 
 static void close_all(verify *v) {

@@ -90,7 +90,8 @@ br_status record_writer_open(rollout_writer *file, int32_t n_record, int32_t n_t
     record_writer *w = NULL;
     *out = NULL;
     BR_TRY(br_mem_alloc((void **)&w, sizeof *w, "the record writer"));
-    *w = (record_writer){.file = file, .n_record = n_record, .n_tok_max = n_tok_max, .n_top = n_top, .commit_every = commit_every > 0 ? commit_every : 1};
+    *w = (record_writer){.file = file, .n_record = n_record, .n_tok_max = n_tok_max, .n_top = n_top,
+                         .commit_every = commit_every > 0 ? commit_every : 1};
     br_status status = br_arena_open(&w->arena, lay_out, w, "records of running sequences");
     if (status != BR_OK) {
         br_mem_free(w);

@@ -4,7 +4,8 @@
 
 /* One layer's part of the pages, latent rows or index keys. */
 static bi_cache cache_at(const br_model *m, const br_step *s, size_t offset) {
-    return (bi_cache){.base = s->page_base + offset, .block_bytes = m->page_bytes, .table = s->page_table, .table_ld = s->page_ld, .first = s->page_first};
+    return (bi_cache){.base = s->page_base + offset, .block_bytes = m->page_bytes, .table = s->page_table,
+                      .table_ld = s->page_ld, .first = s->page_first};
 }
 
 /* latent row [c | k_r] (R, C + r) into the cache; c normed, k_r as projected */

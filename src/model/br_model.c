@@ -8,15 +8,12 @@ static int32_t max_of(int32_t a, int32_t b) {
 
 bi_limits br_model_limits(const br_config *c, int32_t rank_max, int32_t n_row_max, int32_t n_pos_max) {
     const int32_t width = br_config_kda_width(c), d_value = c->n_head * c->d_v, shared_ff = c->n_shared_expert * c->d_expert_ff;
-    const int32_t d_query = c->n_head * (c->d_nope + c->d_rope), index_width = c->index_n_head * c->index_d_head;
     int32_t d_in = max_of(max_of(c->d_model, width), max_of(d_value, max_of(c->d_ff, shared_ff)));
     d_in = max_of(d_in, max_of(max_of(c->d_q_latent, c->d_kv_latent), max_of(c->d_latent, c->d_expert_ff)));
-    int32_t d_out = max_of(max_of(d_in, d_query), max_of(index_width, max_of(c->n_vocab, c->n_expert)));
     return (bi_limits){
-        .n_row = n_row_max, .d_in = d_in, .d_out = d_out, .rank = (rank_max + 15) / 16 * 16,
+        .n_row = n_row_max, .d_in = d_in, .rank = bi_pad_rank(rank_max),
         .n_head = c->n_head, .d_kv_latent = c->d_kv_latent, .d_rope = c->d_rope,
-        .index_n_head = c->index_n_head, .index_d_head = c->index_d_head, .index_topk = c->index_topk, .n_pos = n_pos_max,
-        .kda_n_head = c->kda_n_head, .kda_d_head = c->kda_d_head,
+        .index_n_head = c->index_n_head, .index_d_head = c->index_d_head, .n_pos = n_pos_max,
         .n_expert = c->n_expert, .n_expert_topk = c->n_expert_topk, .d_expert = br_config_expert_width(c), .d_expert_ff = c->d_expert_ff,
         .n_vocab = c->n_vocab, .d_model = c->d_model,
     };
@@ -33,6 +30,7 @@ br_status br_model_open(const br_model_options *options, br_model **out) {
     model->n_slot = options->adapters ? lora_count(options->adapters) : 0;
     model->attn_alpha = bi_const_attn_alpha(model->config.d_nope, model->config.d_rope);
     model->index_c = model->config.index_topk ? bi_const_index_c(model->config.index_n_head, model->config.index_d_head) : 0;
+    model->kda_scale = bi_const_kda_scale(model->config.kda_d_head);
     model->act = (bi_act){.situ = model->config.act_situ, .beta = model->config.situ_beta, .linear_beta = model->config.situ_linear_beta};
     br_status status = model_bind(model, options);
     if (status != BR_OK) {
@@ -65,7 +63,8 @@ const bi_ops *br_model_ops(const br_model *model) {
 br_status br_model_forward(br_model *m, const br_step *s, const bi_bf16 **final) {
     const br_config *c = &m->config;
     BR_ASSERT(s->batch->n_row <= m->n_row_max);
-    bi_embed_args embed = {.n_row = s->batch->n_row, .d_model = c->d_model, .n_vocab = c->n_vocab, .token = s->token, .table = m->embed, .y = m->work.p};
+    bi_embed_args embed = {.n_row = s->batch->n_row, .d_model = c->d_model, .n_vocab = c->n_vocab, .token = s->token,
+                           .table = m->embed, .y = m->work.p};
     BR_TRY(m->backend.op->embed(m->backend.ctx, &embed));
     model_show(s, BR_STAGE_EMBED, -1, m->work.p, (int64_t)c->d_model * 2);
     *final = m->work.normed;
@@ -84,7 +83,7 @@ static bi_fault head_fault(const br_model *m, uint32_t *row_fault) {
 br_status br_model_logits(br_model *m, int32_t n_row, const bi_bf16 *x, float *logit, uint32_t *row_fault) {
     bi_linear_args args = {
         .n_row = n_row, .n_head = 1, .x = x, .x_ld = m->config.d_model, .w = &m->head, .y = logit, .y_ld = m->config.n_vocab,
-        .y_f32 = 1, .check_y = 1, .fault = head_fault(m, row_fault),
+        .y_f32 = 1, .check_logits = 1, .fault = head_fault(m, row_fault),
     };
     return m->backend.op->linear(m->backend.ctx, &args);
 }

@@ -28,7 +28,7 @@ typedef enum br_stage {
 
 const char *br_stage_name(br_stage stage); /* "embed", "res_attn", ... */
 
-/* A fault code names where P4 caught NaN or Inf. Layer -1: before the first layer. Never 0. */
+/* A fault code names where P-5 caught NaN or Inf. Layer -1: before the first layer. Never 0. */
 static inline uint32_t br_fault_code(int32_t layer, br_stage stage) {
     return ((uint32_t)(layer + 2) << 8) | (uint32_t)(stage + 1);
 }

@@ -24,7 +24,14 @@ typedef struct binder {
     int real; /* second pass */
     pack_job *job;
     int32_t n_job;
+    br_status status; /* of a packing that failed */
 } binder;
+
+/* Packing jobs run on several threads, and a thread keeps its sentence to itself: the caller gets a new one. */
+static void note(binder *b, br_status status) {
+    if (status != BR_OK)
+        __atomic_store_n(&b->status, status, __ATOMIC_RELAXED);
+}
 
 static const br_tensor *tensor_of(binder *b, br_class cls, int32_t layer, int32_t expert) {
     const br_tensor *tensor = br_weights_find(b->weights, cls, layer, expert);
@@ -240,7 +247,7 @@ static const float *bind_res(binder *b, br_class norm, br_class proj, int32_t la
     float *w = BR_ARENA_ARRAY(b->arena, float, d);
     const float *norm_row = bind_vector(b, norm, layer, d), *proj_row = bind_vector(b, proj, layer, d);
     if (b->real)
-        b->model->backend.op->attnres_weight(w, norm_row, proj_row, d);
+        note(b, b->model->backend.op->attnres_weight(b->model->backend.ctx, w, norm_row, proj_row, d));
     return w;
 }
 
@@ -355,11 +362,11 @@ static void run_pack_job(void *context, int i, int thread) {
     (void)thread;
     binder *b = context;
     const pack_job *job = &b->job[i];
-    const bi_ops *op = b->model->backend.op;
+    const bi_backend *to = &b->model->backend;
     if (job->code)
-        op->mat_pack_fp4(job->dst, job->n_out, job->n_in, job->code, job->scale);
+        note(b, to->op->mat_pack_fp4(to->ctx, job->dst, job->n_out, job->n_in, job->code, job->scale));
     else
-        op->mat_pack_bf16(job->dst, job->n_out, job->n_in, job->src, job->stride_out, job->stride_in);
+        note(b, to->op->mat_pack_bf16(to->ctx, job->dst, job->n_out, job->n_in, job->src, job->stride_out, job->stride_in));
 }
 
 br_status model_bind(br_model *model, const br_model_options *options) {
@@ -376,6 +383,8 @@ br_status model_bind(br_model *model, const br_model_options *options) {
         bind_all(&b);
         lay_out_caches(model);
         br_pool_run(options->pool, run_pack_job, &b, b.n_job);
+        if (b.status != BR_OK)
+            status = br_fail(b.status, "the backend could not pack the weights: %s", br_status_name(b.status));
     }
     br_mem_free(b.job);
     return status;

@@ -12,7 +12,8 @@ static br_status norm(br_model *m, const br_step *s, int32_t layer, br_stage sta
 /* p (R, D) = R(p + branch) */
 static br_status grow(br_model *m, const br_step *s, int32_t layer, br_stage stage) {
     model_work *b = &m->work;
-    bi_residual_args add = {.n_row = s->batch->n_row, .d = m->config.d_model, .a = b->p, .b = b->branch, .y = b->p, .fault = model_fault(s, layer, stage)};
+    bi_residual_args add = {.n_row = s->batch->n_row, .d = m->config.d_model, .a = b->p, .b = b->branch, .y = b->p,
+                            .fault = model_fault(s, layer, stage)};
     return m->backend.op->residual(m->backend.ctx, &add);
 }
 

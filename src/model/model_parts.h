@@ -82,7 +82,7 @@ struct br_model {
     const float *final_norm, *out_res;
     model_layer *layer;
     model_work work;
-    float attn_alpha, index_c;
+    float attn_alpha, index_c, kda_scale;
     bi_act act;
     size_t page_bytes, state_bytes;
     br_arena arena;
