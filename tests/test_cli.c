@@ -375,9 +375,9 @@ END_TEST
 START_TEST(damaged_file_is_one) {
     char path[256];
     snprintf(path, sizeof path, "%s/bent.h5", folder);
-    EXPECT(0, "generate --model pico --adapter red=red --prompts prompts.jsonl --max-new 9 --out bent.h5");
+    EXPECT(0, "generate --model pico --adapter red=red --prompts prompts.jsonl --max-new 9 --ignore-eos --max-seqs 1 --out bent.h5");
     EXPECT(0, "verify bent.h5");
-    h5_edit_flip(path, "/tokens/logprob", 4 * 6, 0); /* the second sampled token of the first sequence */
+    h5_edit_flip(path, "/tokens/logprob", 4 * 6, 0); /* the second sampled token of the first sequence: one at a time they end in order */
     EXPECT(1, "verify bent.h5");
     ck_assert_ptr_nonnull(strstr(err, "one"));
     expect_match(last_line(out), "^verify: ");
