@@ -104,8 +104,6 @@ static br_status recompute(verify *v, int64_t i) {
     const bi_bf16 *final;
     scorer_seq item = {.token = seq->token, .n_tok = seq->n_tok, .temperature = seq->temperature};
     BR_TRY(br_loaded_slot(&v->loaded, seq->adapter, &item.slot));
-    if (!br_digest_equal(seq->adapter_digest, br_loaded_adapter_digest(&v->loaded, item.slot)))
-        return br_fail(BR_E_MISMATCH, "%s#%u: made with another adapter '%s' than the one given", seq->uid, seq->sample, seq->adapter);
     BR_TRY(br_loaded_check_length(&v->loaded, seq->n_tok));
     if (seq->stop != BR_STOP_ABORT)
         BR_TRY(check_end(v, seq));
@@ -131,6 +129,20 @@ static br_status open_block(verify *v) {
     return br_mem_alloc((void **)&v->setting, LOGIT_ROWS * sizeof(bi_sampling), "settings");
 }
 
+/* Of every finished sequence, not only of those that are drawn. */
+static br_status check_adapters(const verify *v) {
+    for (int64_t i = 0; i < v->input.n_seq; i++) {
+        const rollout_seq *seq = &v->input.seq[i];
+        int32_t slot;
+        if (seq->status)
+            continue;
+        BR_TRY(br_loaded_slot(&v->loaded, seq->adapter, &slot));
+        if (!br_digest_equal(seq->adapter_digest, br_loaded_adapter_digest(&v->loaded, slot)))
+            return br_fail(BR_E_MISMATCH, "%s#%u: made with another adapter '%s' than the one given", seq->uid, seq->sample, seq->adapter);
+    }
+    return BR_OK;
+}
+
 static br_status open_model(verify *v) {
     const rollout_meta *meta = &v->input.meta;
     BR_TRY(br_loaded_open(&v->options->engine, LOGIT_ROWS, v->input.n_tok_max, 1, &v->loaded));
@@ -139,6 +151,7 @@ static br_status open_model(verify *v) {
         return br_fail(BR_E_MISMATCH, "%s was made under another numeric contract than this build's", v->options->path);
     if (!br_digest_equal(meta->weights_digest, v->loaded.weights_digest))
         return br_fail(BR_E_MISMATCH, "%s was made with other weights than %s", v->options->path, v->options->engine.model_dir);
+    BR_TRY(check_adapters(v));
     BR_TRY(open_block(v));
     return scorer_open(&v->loaded, &v->scorer);
 }
