@@ -67,12 +67,12 @@ START_TEST(digest_job) {
     draft *d = draft_new(TINY_LINEAR, 1);
     lines l = {0};
     br_report report;
-    char hex[BR_DIGEST_TEXT_BYTES], last[64];
+    char hex[BR_DIGEST_TEXT_BYTES], last[80];
     br_digest digest = draft_digest(d);
     CHECK_OK(br_job_digest(d->dir, take_line, &l, &report));
     ck_assert(br_digest_equal(report.weights_digest, digest));
     br_digest_text(digest, hex);
-    snprintf(last, sizeof last, "weights %s\n", hex);
+    snprintf(last, sizeof last, "weights, Merkle root %s\n", hex);
     ck_assert_str_eq(l.text + l.n - strlen(last), last);
     int n_line = 0;
     char previous[BR_NAME_BYTES] = "";
@@ -88,8 +88,8 @@ START_TEST(digest_job) {
     l = (lines){0};
     draft_write_text(d, "adapter_config.json", "{}");
     draft_drop(d, "config.json");
-    CHECK_FAILS(br_job_digest(d->dir, take_line, &l, &report), BR_E_UNSUPPORTED);
-    CHECK_SAYS("adapter");
+    CHECK_FAILS(br_job_digest(d->dir, take_line, &l, &report), BR_E_NOT_FOUND);
+    CHECK_SAYS("adapter_model.safetensors");
     draft_drop(d, "adapter_config.json");
     CHECK_FAILS(br_job_digest(d->dir, take_line, &l, &report), BR_E_NOT_FOUND);
     draft_free(d);

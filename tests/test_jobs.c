@@ -357,6 +357,45 @@ START_TEST(both_forwards_show_the_same_stages) {
 }
 END_TEST
 
+/* A score file has no logprob_kept: verify once took that for damage. */
+START_TEST(verify_takes_a_score_file) {
+    char rollout[256], scored[256];
+    br_report report;
+    path_of(rollout, "vr.h5");
+    path_of(scored, "vt.h5");
+    generate(rollout, generate_options(rollout));
+    score(rollout, scored, 64, 1, NULL);
+    br_verify_options verify = {.engine = rig_options(&pico), .path = scored, .n_recompute = 3};
+    CHECK_OK(br_job_verify(&verify, NULL, &report));
+    ck_assert_int_gt(report.n_compared, 0);
+    br_report_free(&report);
+}
+END_TEST
+
+/* Two adapters differ in every tensor and in the root; the lines are those of one folder, name for name. */
+START_TEST(digest_of_adapters) {
+    br_report report;
+    lines a = {0}, b = {0};
+    CHECK_OK(br_job_digest(pico.adapter_dir[0], keep_line, &a, &report));
+    br_report_free(&report);
+    CHECK_OK(br_job_digest(pico.adapter_dir[1], keep_line, &b, &report));
+    br_report_free(&report);
+    ck_assert_int_gt(a.n, 100);
+    ck_assert_int_eq(a.n, b.n);
+    ck_assert_ptr_nonnull(strstr(a.text, "adapter file, Merkle root "));
+    const char *x = a.text, *y = b.text;
+    for (int i = 0; i < a.n - 1; i++) {
+        const size_t n = strcspn(x, "\n");
+        if (memcmp(x, y, 32) == 0 || memcmp(x + 32, y + 32, n - 32) != 0)
+            ck_abort_msg("line %d: %.200s", i, x);
+        x += n + 1;
+        y += n + 1;
+    }
+    free(a.text);
+    free(b.text);
+}
+END_TEST
+
 START_TEST(verify_draws_again) {
     char rollout[256];
     br_report report;
@@ -392,6 +431,8 @@ Suite *test_jobs_suite(void) {
     tcase_add_loop_test(tcase, every_allocation_of_a_job_may_fail, 0, 5);
     tcase_add_test(tcase, refused_requests_are_listed_and_the_rest_completes);
     tcase_add_test(tcase, both_forwards_show_the_same_stages);
+    tcase_add_test(tcase, verify_takes_a_score_file);
+    tcase_add_test(tcase, digest_of_adapters);
     tcase_add_test(tcase, verify_draws_again);
     suite_add_tcase(suite, tcase);
     return suite;

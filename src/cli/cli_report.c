@@ -86,8 +86,9 @@ static void print_json_comparison(const br_report *r) {
 }
 
 static void print_json(const char *verb, br_status status, const br_report *r) {
+    const char *status_text = status == BR_OK && r->n_error ? "some requests ended in error" : br_status_name(status);
     printf("{\"verb\": \"%s\", \"status\": \"%s\", \"n_seq\": %lld, \"n_tok\": %lld, \"n_error\": %lld", verb,
-           br_status_name(status), (long long)r->n_seq, (long long)r->n_tok, (long long)r->n_error);
+           status_text, (long long)r->n_seq, (long long)r->n_tok, (long long)r->n_error);
     printf(", \"seconds\": %.6f, \"tok_per_s\": %.3f", r->seconds, rate(r));
     print_json_digest("weights_digest", r->weights_digest);
     printf(", \"adapter_digests\": {");

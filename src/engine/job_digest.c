@@ -1,13 +1,15 @@
-/* `bitroll digest`: the digest of each tensor of a checkpoint, by name, and their Merkle root.
+/* `bitroll digest`: the digest of each tensor of a checkpoint or adapter, by name, and their Merkle root.
  *
- * Layer: engine. Two checkpoints are compared with plain `diff` of the lines. An adapter has no digest without the model it
- * belongs to (its ranks and scales by map count as well), so an adapter folder is refused by name. */
+ * Layer: engine. Two folders are compared with plain `diff` of the lines. The root of an adapter's file is not the adapter
+ * digest of a run: that one counts ranks and scales by map as well, which takes the model. */
 #include "bi_contract.h"
-#include "br_file.h"
+#include "br_mem.h"
 #include "br_weights.h"
 #include "config_json.h"
+#include "safetensors.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef struct digest_lines {
@@ -24,30 +26,66 @@ static void say_tensor(void *context, const br_tensor *tensor, br_digest digest)
     out->line(out->context, text);
 }
 
-static br_status refuse_adapter(const char *dir) {
-    char config[BR_PATH_BYTES], adapter[BR_PATH_BYTES];
-    BR_TRY(br_file_join(config, dir, "config.json"));
-    BR_TRY(br_file_join(adapter, dir, "adapter_config.json"));
-    if (!br_file_exists(config) && br_file_exists(adapter))
-        return br_fail(BR_E_UNSUPPORTED,
-                       "%s: an adapter folder; its digest comes with the model it is loaded on, as in generate and score",
-                       dir);
+/* Name, dtype, shape and bytes of one tensor of an adapter's file. */
+static br_digest entry_digest(const st_file *file, const st_entry *entry) {
+    br_hash_stream stream;
+    br_hash_begin(&stream);
+    br_hash_add(&stream, entry->name, strlen(entry->name) + 1);
+    br_hash_add(&stream, entry->dtype, strlen(entry->dtype) + 1);
+    br_hash_add(&stream, entry->dim, (size_t)entry->n_dim * sizeof entry->dim[0]);
+    br_hash_add(&stream, file->map.bytes + entry->begin, (size_t)entry->n_byte);
+    return br_hash_end(&stream);
+}
+
+static int by_name(const void *a, const void *b) {
+    return strcmp(((const st_entry *)a)->name, ((const st_entry *)b)->name);
+}
+
+static br_status digest_adapter(const char *path, const digest_lines *out) {
+    st_file file;
+    br_digest *leaf = NULL;
+    char text[BR_DIGEST_TEXT_BYTES + 512], hex[BR_DIGEST_TEXT_BYTES];
+    BR_TRY(st_open(path, &file));
+    br_status status = br_mem_alloc((void **)&leaf, (size_t)file.n_entry * sizeof *leaf, "digests");
+    if (status == BR_OK) {
+        qsort(file.entry, (size_t)file.n_entry, sizeof *file.entry, by_name);
+        for (int64_t i = 0; i < file.n_entry; i++) {
+            leaf[i] = entry_digest(&file, &file.entry[i]);
+            br_digest_text(leaf[i], hex);
+            snprintf(text, sizeof text, "%s  %.500s", hex, file.entry[i].name);
+            out->line(out->context, text);
+        }
+        br_digest_text(br_hash_merkle(leaf, (size_t)file.n_entry), hex);
+        snprintf(text, sizeof text, "adapter file, Merkle root %s", hex);
+        out->line(out->context, text);
+    }
+    br_mem_free(leaf);
+    st_close(&file);
+    return status;
+}
+
+static br_status digest_checkpoint(const char *dir, const digest_lines *out, br_report *report) {
+    br_config config;
+    br_weights *weights;
+    char text[64], hex[BR_DIGEST_TEXT_BYTES];
+    BR_TRY(br_config_read(dir, &config));
+    BR_TRY(br_weights_open(dir, &config, &weights));
+    report->weights_digest = br_weights_digest_each(weights, say_tensor, (void *)(uintptr_t)out);
+    br_digest_text(report->weights_digest, hex);
+    snprintf(text, sizeof text, "weights, Merkle root %s", hex);
+    out->line(out->context, text);
+    br_weights_close(weights);
     return BR_OK;
 }
 
 br_status br_job_digest(const char *dir, br_line line, void *context, br_report *report) {
-    digest_lines lines = {.line = line, .context = context};
-    br_config config;
-    br_weights *weights;
-    char text[64], hex[BR_DIGEST_TEXT_BYTES];
+    const digest_lines lines = {.line = line, .context = context};
+    char config[BR_PATH_BYTES], adapter[BR_PATH_BYTES], tensors[BR_PATH_BYTES];
     *report = (br_report){.first_seq = -1, .first_pos = -1, .contract_digest = bi_contract_digest()};
-    BR_TRY(refuse_adapter(dir));
-    BR_TRY(br_config_read(dir, &config));
-    BR_TRY(br_weights_open(dir, &config, &weights));
-    report->weights_digest = br_weights_digest_each(weights, say_tensor, &lines);
-    br_digest_text(report->weights_digest, hex);
-    snprintf(text, sizeof text, "weights %s", hex);
-    line(context, text);
-    br_weights_close(weights);
-    return BR_OK;
+    BR_TRY(br_file_join(config, dir, "config.json"));
+    BR_TRY(br_file_join(adapter, dir, "adapter_config.json"));
+    BR_TRY(br_file_join(tensors, dir, "adapter_model.safetensors"));
+    if (!br_file_exists(config) && br_file_exists(adapter))
+        return digest_adapter(tensors, &lines);
+    return digest_checkpoint(dir, &lines, report);
 }
