@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ARCHS = 3, REQUESTS = 9, SETS = 3, SCHEDULES = 300, SCHEDULES_LONG = 10000, MAX_NEW = 6 };
+enum { ARCHS = 3, REQUESTS = 6, SETS = 3, SCHEDULES = 300, SCHEDULES_LONG = 10000, MAX_NEW = 6 };
 
 static rig_model model[ARCHS];
 static const char *const preset[ARCHS] = {"pico", "k3-nano", "kimi-linear-nano"};
@@ -25,7 +25,7 @@ typedef struct request_set {
 
 static void fill_set(const rig_model *m, uint64_t seed, request_set *set) {
     br_engine_options options = rig_options(m);
-    rig_requests(m, seed, REQUESTS, 2, 90, MAX_NEW, set->request);
+    rig_requests(m, seed, REQUESTS, 2, 70, MAX_NEW, set->request);
     options.max_seqs = 1;
     options.chunk_tokens = 128;
     options.no_prefix_cache = 1;
