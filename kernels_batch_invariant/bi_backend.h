@@ -14,24 +14,27 @@
 #include "bi_index.h"
 #include "bi_kda.h"
 #include "bi_linear.h"
+#include "bi_move.h"
 #include "bi_norm.h"
 #include "bi_route.h"
 #include "bi_sample.h"
 #include "br_pool.h"
 
 typedef struct bi_ops {
-    const char *name; /* "oracle-portable", "oracle-avx2", "oracle-avx512" */
+    const char *name; /* "oracle-portable", "oracle-avx2", "oracle-avx512", "cuda" */
 
     /* Frees what open made. */
     void (*close)(bi_ctx *);
 
-    /* Packed matrices, at load; element (o, i) of the source lies at src[o * stride_out + i * stride_in]. BR_E_SHAPE when a
-     * size is below 1. Several threads may pack at once. */
-    size_t (*mat_bytes)(int32_t n_out, int32_t n_in);
+    /* Packed matrices, at load: bytes of one, which is also the stride of a stack. Sources lie in host memory; element (o, i)
+     * at src[o * stride_out + i * stride_in]. BR_E_SHAPE when a size is below 1. Several threads may pack at once. */
+    size_t (*mat_bytes)(bi_form form, int32_t n_out, int32_t n_in);
     br_status (*mat_pack_bf16)(bi_ctx *, void *dst, int32_t n_out, int32_t n_in, const bi_bf16 *src, int64_t stride_out,
                                int64_t stride_in);
     /* code (n_out, n_in/2) two a byte, low nibble first; scale (n_out, n_in/32) E8M0 bytes 0..252; n_in a multiple of 32 */
     br_status (*mat_pack_fp4)(bi_ctx *, void *dst, int32_t n_out, int32_t n_in, const uint8_t *code, const uint8_t *scale);
+    /* Bytes of what a layer keeps of a sequence, and of a block of cached positions. */
+    size_t (*kda_state_bytes)(int32_t n_head, int32_t d);
     size_t (*latent_block_bytes)(int32_t d_latent);
     size_t (*index_block_bytes)(int32_t d);
 
@@ -55,6 +58,8 @@ typedef struct bi_ops {
     br_status (*attnres)(bi_ctx *, const bi_attnres_args *);
     br_status (*attnres_weight)(bi_ctx *, float *w, const float *norm, const float *proj, int32_t d);
     br_status (*residual)(bi_ctx *, const bi_residual_args *);
+    br_status (*gather)(bi_ctx *, const bi_gather_args *);
+    br_status (*seg_fault)(bi_ctx *, const bi_seg_fault_args *);
     br_status (*score)(bi_ctx *, const bi_score_args *);
     br_status (*sample)(bi_ctx *, const bi_sample_args *);
 } bi_ops;

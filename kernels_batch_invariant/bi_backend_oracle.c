@@ -12,6 +12,7 @@ const bi_ops BI_FN(bi_ops) = {
     .mat_bytes = BI_FN(bi_mat_bytes),
     .mat_pack_bf16 = BI_FN(bi_mat_pack_bf16),
     .mat_pack_fp4 = BI_FN(bi_mat_pack_fp4),
+    .kda_state_bytes = BI_FN(bi_kda_state_bytes),
     .latent_block_bytes = BI_FN(bi_latent_block_bytes),
     .index_block_bytes = BI_FN(bi_index_block_bytes),
     .embed = BI_FN(bi_embed),
@@ -34,6 +35,8 @@ const bi_ops BI_FN(bi_ops) = {
     .attnres = BI_FN(bi_attnres),
     .attnres_weight = BI_FN(bi_attnres_weight),
     .residual = BI_FN(bi_residual),
+    .gather = BI_FN(bi_gather),
+    .seg_fault = BI_FN(bi_seg_fault),
     .score = BI_FN(bi_score),
     .sample = BI_FN(bi_sample),
 };

@@ -105,7 +105,7 @@ static void make_t(const work *w, bi_packed x, const bi_adapter *slot, bi_packed
 /* One panel of a map for all rows of the tile. */
 static void chain_panel(const work *w, bi_packed x, const bi_mat *map, const bi_adapter *slot, bi_packed t, int32_t panel,
                         float acc[TILE_ROWS][BI_PANEL]) {
-    bi_lora_panel(&map[w->expert], lora_of(w->args, slot, w->expert), x, t, w->group, w->n_group, 0, w->n_row, panel, acc);
+    bi_lora_panel(map, lora_of(w->args, slot, w->expert), x, t, w->group, w->n_group, 0, w->n_row, panel, acc);
 }
 
 static inline void act_row(const bi_act *act, const float *restrict g, const float *restrict u, int32_t n,
@@ -125,8 +125,8 @@ static void gate_and_up(const work *w) {
         float g[TILE_ROWS][BI_PANEL], u[TILE_ROWS][BI_PANEL];
         bi_bf16 h[BI_PANEL];
         int32_t first = panel * BI_PANEL, width = a->d_ff - first < BI_PANEL ? a->d_ff - first : BI_PANEL;
-        chain_panel(w, w->x, a->w1, a->lora1, w->t1, panel, g);
-        chain_panel(w, w->x, a->w3, a->lora3, w->t3, panel, u);
+        chain_panel(w, w->x, &a->w1, a->lora1, w->t1, panel, g);
+        chain_panel(w, w->x, &a->w3, a->lora3, w->t3, panel, u);
         for (int32_t i = 0; i < w->n_row; i++) {
             bi_packed to = bi_packed_from(w->h, i);
             act_row(&a->act, g[i], u[i], BI_PANEL, h);
@@ -140,7 +140,7 @@ static void down(const work *w) {
     for (int32_t panel = 0; panel < bi_panel_count(a->d); panel++) {
         float acc[TILE_ROWS][BI_PANEL];
         int32_t first = panel * BI_PANEL, width = a->d - first < BI_PANEL ? a->d - first : BI_PANEL;
-        chain_panel(w, w->h, a->w2, a->lora2, w->t1, panel, acc);
+        chain_panel(w, w->h, &a->w2, a->lora2, w->t1, panel, acc);
         for (int32_t i = 0; i < w->n_row; i++)
             bi_round_row(a->y + (size_t)w->pair[i] * (size_t)a->d + first, acc[i], width);
     }
@@ -179,23 +179,23 @@ static void group_pairs(experts_run *run, int32_t *offset) {
         run->pair[offset[a->expert[i]]++] = i;
 }
 
-static br_status check_map(const bi_mat *map, const char *name, int32_t expert, int32_t n_out, int32_t n_in) {
+static br_status check_map(const bi_mat *map, const char *name, int32_t n_out, int32_t n_in) {
     if (!map->data || map->n_out != n_out || map->n_in != n_in)
-        return br_fail(BR_E_SHAPE, "experts: %s of expert %d is (%d, %d): expected (%d, %d)", name, expert, map->n_out,
-                       map->n_in, n_out, n_in);
+        return br_fail(BR_E_SHAPE, "experts: %s is (%d, %d): expected (%d, %d)", name, map->n_out, map->n_in, n_out, n_in);
     return BR_OK;
 }
 
-static br_status check_pair(const bi_ctx *ctx, const bi_experts_args *a, int32_t pair) {
-    int32_t e = a->expert[pair], slot = slot_of(a, pair);
+static br_status check_lora(const bi_ctx *ctx, const bi_experts_args *a, int32_t slot) {
+    BR_TRY(bi_lora_check(ctx, "experts: w1", lora_of(a, a->lora1, 0), slot, a->d_ff, a->d));
+    BR_TRY(bi_lora_check(ctx, "experts: w3", lora_of(a, a->lora3, 0), slot, a->d_ff, a->d));
+    return bi_lora_check(ctx, "experts: w2", lora_of(a, a->lora2, 0), slot, a->d, a->d_ff);
+}
+
+static br_status check_choice(const bi_experts_args *a, int32_t pair) {
+    int32_t e = a->expert[pair];
     if (e < 0 || e >= a->n_expert)
         return br_fail(BR_E_SHAPE, "experts: row %d chose expert %d: expected 0 to %d", pair / a->topk, e, a->n_expert - 1);
-    BR_TRY(check_map(&a->w1[e], "w1", e, a->d_ff, a->d));
-    BR_TRY(check_map(&a->w3[e], "w3", e, a->d_ff, a->d));
-    BR_TRY(check_map(&a->w2[e], "w2", e, a->d, a->d_ff));
-    BR_TRY(bi_lora_check(ctx, "experts: w1", lora_of(a, a->lora1, e), slot, a->d_ff, a->d));
-    BR_TRY(bi_lora_check(ctx, "experts: w3", lora_of(a, a->lora3, e), slot, a->d_ff, a->d));
-    return bi_lora_check(ctx, "experts: w2", lora_of(a, a->lora2, e), slot, a->d, a->d_ff);
+    return BR_OK;
 }
 
 static br_status check_args(const bi_ctx *ctx, const bi_experts_args *a) {
@@ -207,8 +207,14 @@ static br_status check_args(const bi_ctx *ctx, const bi_experts_args *a) {
     if (a->d < 1 || a->d > l->d_expert || a->d_ff < 1 || a->d_ff > l->d_expert_ff)
         return br_fail(BR_E_SHAPE, "experts: widths %d and %d: expected 1 to %d, 1 to %d", a->d, a->d_ff, l->d_expert,
                        l->d_expert_ff);
+    BR_TRY(check_map(&a->w1, "w1", a->d_ff, a->d));
+    BR_TRY(check_map(&a->w3, "w3", a->d_ff, a->d));
+    BR_TRY(check_map(&a->w2, "w2", a->d, a->d_ff));
     for (int32_t i = 0; i < a->n_row * a->topk; i++)
-        BR_TRY(check_pair(ctx, a, i));
+        BR_TRY(check_choice(a, i));
+    for (int32_t t = 0; a->row_slot && t < a->n_row; t++)
+        if (t == 0 || a->row_slot[t] != a->row_slot[t - 1])
+            BR_TRY(check_lora(ctx, a, a->row_slot[t]));
     return BR_OK;
 }
 

@@ -159,6 +159,11 @@ static void kda_head(const void *args, int32_t job) {
     }
 }
 
+/* (n_head, d, d) binary32, keys in panels of columns. */
+size_t BI_FN(bi_kda_state_bytes)(int32_t n_head, int32_t d) {
+    return sizeof(float) * (size_t)n_head * (size_t)d * (size_t)d;
+}
+
 br_status BI_FN(bi_kda)(bi_ctx *ctx, const bi_kda_args *a) {
     if (a->batch->n_row < 0 || a->n_head < 1 || a->d < KDA_PANEL || a->d > KDA_D_MAX || a->d % KDA_PANEL)
         return br_fail(BR_E_SHAPE,

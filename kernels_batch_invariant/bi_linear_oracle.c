@@ -23,7 +23,9 @@ typedef struct linear_block {
 
 /* ---- packing --------------------------------------------------------------------------------------------------------- */
 
-size_t BI_FN(bi_mat_bytes)(int32_t n_out, int32_t n_in) {
+/* MXFP4 is expanded when packed: here a weight takes 6 bytes in either form. */
+size_t BI_FN(bi_mat_bytes)(bi_form form, int32_t n_out, int32_t n_in) {
+    (void)form;
     return bi_panel_bytes(n_in) * (size_t)bi_panel_count(n_out);
 }
 
@@ -103,17 +105,13 @@ static br_status check_args(const bi_ctx *ctx, const bi_linear_args *args) {
         return br_fail(BR_E_SHAPE, "linear: %d rows of %d maps: expected at least 0 and 1", args->n_row, args->n_head);
     if (args->check_logits && !args->y_f32)
         return br_fail(BR_E_ARG, "linear: check_logits on a bf16 output: expected y_f32");
-    const bi_mat *w = args->w;
+    const bi_mat *w = &args->w;
     if (w->n_in < 1 || w->n_in > ctx->limits.d_in || w->n_out < 1 || !w->data)
         return br_fail(BR_E_SHAPE, "linear: a map (%d, %d): expected 1 to %d inputs and at least 1 output", w->n_out,
                        w->n_in, ctx->limits.d_in);
-    for (int32_t h = 1; h < args->n_head; h++)
-        if (w[h].n_in != w->n_in || w[h].n_out != w->n_out || !w[h].data)
-            return br_fail(BR_E_SHAPE, "linear: map %d is (%d, %d): expected (%d, %d) as map 0", h, w[h].n_out, w[h].n_in,
-                           w->n_out, w->n_in);
     for (int32_t t = 0; t < args->n_row; t++)
-        for (int32_t h = 0; h < args->n_head && (t == 0 || slot_of(args, t) != slot_of(args, t - 1)); h++)
-            BR_TRY(bi_lora_check(ctx, "linear", lora_of(args, h), slot_of(args, t), w->n_out, w->n_in));
+        if (t == 0 || slot_of(args, t) != slot_of(args, t - 1))
+            BR_TRY(bi_lora_check(ctx, "linear", lora_of(args, 0), slot_of(args, t), w->n_out, w->n_in));
     return BR_OK;
 }
 
@@ -138,7 +136,7 @@ static void pack_job(void *context, int job, int thread) {
     for (int32_t i = tile.begin; i < tile.end; i++) {
         bi_packed to = bi_packed_from(x, i);
         const bi_bf16 *from = args->x + block->row[i] * args->x_ld + head * args->x_head_ld;
-        BI_FN(bi_pack_row)(from, args->w->n_in, (int)x.ld, to.f, to.e);
+        BI_FN(bi_pack_row)(from, args->w.n_in, (int)x.ld, to.f, to.e);
     }
     bi_lora_t(lora_of(args, head), x, t, tile, block->row, &args->fault);
 }
@@ -157,14 +155,14 @@ static void panel_job(void *context, int job, int thread) {
     (void)thread;
     const linear_block *block = context;
     const bi_linear_args *args = block->args;
-    int32_t n_panel = bi_panel_count(args->w->n_out), panel = job % n_panel;
+    int32_t n_panel = bi_panel_count(args->w.n_out), panel = job % n_panel;
     int32_t h = job / n_panel % block->n_head, head = block->head + h;
     int32_t begin = job / n_panel / block->n_head * block->job_rows;
     int32_t end = block->n_row - begin < block->job_rows ? block->n_row : begin + block->job_rows;
     float acc[ROWS][BI_PANEL];
-    bi_lora_panel(&args->w[head], lora_of(args, head), bi_packed_from(block->x, h * ROWS),
+    bi_lora_panel(&args->w, lora_of(args, head), bi_packed_from(block->x, h * ROWS),
                   bi_packed_from(block->t, h * ROWS), block->group, block->n_group, begin, end, panel, acc);
-    int32_t first = panel * BI_PANEL, width = args->w->n_out - first < BI_PANEL ? args->w->n_out - first : BI_PANEL;
+    int32_t first = panel * BI_PANEL, width = args->w.n_out - first < BI_PANEL ? args->w.n_out - first : BI_PANEL;
     for (int32_t i = begin; i < end; i++) {
         int64_t at = block->row[i] * args->y_ld + head * args->y_head_ld + first;
         store_row(args, block->row[i], at, acc[i - begin], width);
@@ -183,7 +181,7 @@ static void place_rows(linear_block *block, unsigned char *base) {
 br_status BI_FN(bi_linear)(bi_ctx *ctx, const bi_linear_args *args) {
     BR_TRY(check_args(ctx, args));
     linear_block block = {.args = args};
-    block.x.ld = (size_t)bi_pad_k(args->w->n_in);
+    block.x.ld = (size_t)bi_pad_k(args->w.n_in);
     block.t.ld = (size_t)bi_pad_rank(ctx->limits.rank);
     bi_scratch need = bi_linear_scratch(&ctx->limits);
     unsigned char *base = bi_shared_scratch(ctx, need.shared);
@@ -196,7 +194,7 @@ br_status BI_FN(bi_linear)(bi_ctx *ctx, const bi_linear_args *args) {
             place_rows(&block, base);
             br_pool_run(ctx->pool, pack_job, &block, block.n_head * block.n_tile);
             /* Few panels and many threads: cut the rows as well, at the price of reading the panel more than once. */
-            int32_t n_job = block.n_head * bi_panel_count(args->w->n_out);
+            int32_t n_job = block.n_head * bi_panel_count(args->w.n_out);
             block.job_rows = n_job >= 2 * br_pool_thread_count(ctx->pool) ? ROWS : TILE_ROWS;
             int32_t n_cut = (block.n_row + block.job_rows - 1) / block.job_rows;
             br_pool_run(ctx->pool, panel_job, &block, n_job * n_cut);

@@ -23,9 +23,9 @@ typedef struct bi_span {
     int32_t slot, begin, end;
 } bi_span;
 
-/* What the slots add to map `map` of n_map. slot NULL: nothing. */
+/* What the slots add to map `map` of a stack of n_map. slot NULL: nothing. */
 typedef struct bi_lora_map {
-    const bi_adapter *slot; /* (n_slot, n_map) */
+    const bi_adapter *slot; /* (n_slot) */
     int32_t n_map, map;
 } bi_lora_map;
 
@@ -38,23 +38,21 @@ static inline bi_packed bi_packed_from(bi_packed rows, int32_t row) {
 static inline const bi_adapter *bi_lora_adapter(bi_lora_map lora, int32_t slot) {
     if (!lora.slot || slot < 0)
         return NULL;
-    const bi_adapter *adapter = &lora.slot[(size_t)slot * (size_t)lora.n_map + (size_t)lora.map];
-    return adapter->a.data ? adapter : NULL;
+    return lora.slot[slot].a.data ? &lora.slot[slot] : NULL;
 }
 
-/* BR_E_SHAPE unless the adapter of the slot, if there is one, fits a map (n_out, n_in) and the scratch. */
+/* BR_E_SHAPE unless the adapter of the slot, if there is one, fits maps (n_out, n_in) and the scratch. */
 static inline br_status bi_lora_check(const bi_ctx *ctx, const char *op, bi_lora_map lora, int32_t slot, int32_t n_out,
                                       int32_t n_in) {
     const bi_adapter *adapter = bi_lora_adapter(lora, slot);
     if (!adapter)
         return BR_OK;
     const bi_mat *a = &adapter->a, *b = &adapter->b;
-    if (a->n_in != n_in || b->n_out != n_out || a->n_out != b->n_in || !b->data)
-        return br_fail(BR_E_SHAPE, "%s: slot %d, map %d, A (%d, %d), B (%d, %d): expected A (r, %d), B (%d, r)", op, slot,
-                       lora.map, a->n_out, a->n_in, b->n_out, b->n_in, n_in, n_out);
+    if (a->n_in != n_in || b->n_out != n_out || a->n_out != b->n_in || !b->data || !adapter->s)
+        return br_fail(BR_E_SHAPE, "%s: slot %d, A (%d, %d), B (%d, %d): expected A (r, %d), B (%d, r)", op, slot, a->n_out,
+                       a->n_in, b->n_out, b->n_in, n_in, n_out);
     if (a->n_out < 1 || bi_pad_rank(a->n_out) > bi_pad_rank(ctx->limits.rank))
-        return br_fail(BR_E_SHAPE, "%s: slot %d, map %d, rank %d: expected 1 to %d", op, slot, lora.map, a->n_out,
-                       bi_pad_rank(ctx->limits.rank));
+        return br_fail(BR_E_SHAPE, "%s: slot %d, rank %d: expected 1 to %d", op, slot, a->n_out, bi_pad_rank(ctx->limits.rank));
     return BR_OK;
 }
 
@@ -90,6 +88,7 @@ static inline void bi_lora_t(bi_lora_map lora, bi_packed x, bi_packed t, bi_span
     if (!adapter)
         return;
     int32_t rank = adapter->a.n_out, n = span.end - span.begin;
+    bi_mat a = bi_mat_at(&adapter->a, lora.map);
     BR_ASSERT(n <= BI_LORA_ROWS);
     x = bi_packed_from(x, span.begin);
     t = bi_packed_from(t, span.begin);
@@ -97,11 +96,11 @@ static inline void bi_lora_t(bi_lora_map lora, bi_packed x, bi_packed t, bi_span
         float acc[BI_LORA_ROWS][BI_PANEL];
         memset(acc, 0, sizeof *acc * (size_t)n);
         int32_t width = rank - first < BI_PANEL ? rank - first : BI_PANEL, panel = first / BI_PANEL;
-        bi_gemm_rows(n, x.f, x.e, x.ld, &adapter->a, panel, panel + 1, acc[0], BI_PANEL);
+        bi_gemm_rows(n, x.f, x.e, x.ld, &a, panel, panel + 1, acc[0], BI_PANEL);
         for (int32_t i = 0; i < n; i++) {
             bi_bf16 rounded[BI_PANEL];
             for (int32_t l = 0; l < width; l++) {
-                rounded[l] = bi_round(BI_MUL(adapter->s, acc[i][l]));
+                rounded[l] = bi_round(BI_MUL(adapter->s[lora.map], acc[i][l]));
                 bi_fault_check(fault, row[span.begin + i], bi_widen(rounded[l]));
             }
             bi_packed to = bi_packed_from(t, i);
@@ -110,20 +109,22 @@ static inline void bi_lora_t(bi_lora_map lora, bi_packed x, bi_packed t, bi_span
     }
 }
 
-/* acc (end - begin, 32): one panel of the map for places begin .. end - 1. The base chain of all of them, continued span by
+/* acc (end - begin, 32): one panel of map lora.map of the stack for places begin .. end - 1. The base chain of all of them, continued span by
  * span through B. */
-static inline void bi_lora_panel(const bi_mat *w, bi_lora_map lora, bi_packed x, bi_packed t, const bi_span *span,
+static inline void bi_lora_panel(const bi_mat *stack, bi_lora_map lora, bi_packed x, bi_packed t, const bi_span *span,
                                  int32_t n_span, int32_t begin, int32_t end, int32_t panel, float (*acc)[BI_PANEL]) {
     memset(acc, 0, sizeof *acc * (size_t)(end - begin));
     bi_packed base = bi_packed_from(x, begin);
-    bi_gemm_rows(end - begin, base.f, base.e, base.ld, w, panel, panel + 1, acc[0], BI_PANEL);
+    bi_mat w = bi_mat_at(stack, lora.map);
+    bi_gemm_rows(end - begin, base.f, base.e, base.ld, &w, panel, panel + 1, acc[0], BI_PANEL);
     for (int32_t i = 0; i < n_span; i++) {
         const bi_adapter *adapter = bi_lora_adapter(lora, span[i].slot);
         int32_t from = span[i].begin > begin ? span[i].begin : begin, to = span[i].end < end ? span[i].end : end;
         if (!adapter || from >= to)
             continue;
         bi_packed low = bi_packed_from(t, from);
-        bi_gemm_rows(to - from, low.f, low.e, low.ld, &adapter->b, panel, panel + 1, acc[from - begin], BI_PANEL);
+        bi_mat b = bi_mat_at(&adapter->b, lora.map);
+        bi_gemm_rows(to - from, low.f, low.e, low.ld, &b, panel, panel + 1, acc[from - begin], BI_PANEL);
     }
 }
 

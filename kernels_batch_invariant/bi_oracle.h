@@ -45,11 +45,12 @@ bi_scratch bi_head_scratch(const bi_limits *limits);   /* score and sample */
 void bi_oracle_close(bi_ctx *ctx); /* the same for all three */
 
 /* The ops, one per bi_<op>_oracle.c. */
-size_t BI_FN(bi_mat_bytes)(int32_t n_out, int32_t n_in);
+size_t BI_FN(bi_mat_bytes)(bi_form form, int32_t n_out, int32_t n_in);
 br_status BI_FN(bi_mat_pack_bf16)(bi_ctx *, void *dst, int32_t n_out, int32_t n_in, const bi_bf16 *src, int64_t stride_out,
                                   int64_t stride_in);
 br_status BI_FN(bi_mat_pack_fp4)(bi_ctx *, void *dst, int32_t n_out, int32_t n_in, const uint8_t *code,
                                  const uint8_t *scale);
+size_t BI_FN(bi_kda_state_bytes)(int32_t n_head, int32_t d);
 size_t BI_FN(bi_latent_block_bytes)(int32_t d_latent);
 size_t BI_FN(bi_index_block_bytes)(int32_t d);
 br_status BI_FN(bi_embed)(bi_ctx *, const bi_embed_args *);
@@ -72,6 +73,8 @@ br_status BI_FN(bi_glu)(bi_ctx *, const bi_glu_args *);
 br_status BI_FN(bi_attnres)(bi_ctx *, const bi_attnres_args *);
 br_status BI_FN(bi_attnres_weight)(bi_ctx *, float *w, const float *norm, const float *proj, int32_t d);
 br_status BI_FN(bi_residual)(bi_ctx *, const bi_residual_args *);
+br_status BI_FN(bi_gather)(bi_ctx *, const bi_gather_args *);
+br_status BI_FN(bi_seg_fault)(bi_ctx *, const bi_seg_fault_args *);
 br_status BI_FN(bi_score)(bi_ctx *, const bi_score_args *);
 br_status BI_FN(bi_sample)(bi_ctx *, const bi_sample_args *);
 

@@ -46,7 +46,7 @@ typedef struct batch_rig {
 } batch_rig;
 
 static inline void batch_rig_begin(batch_rig *rig) {
-    bi_batch batch = {0, 0, rig->seg, rig->row_seg};
+    bi_batch batch = {.seg = rig->seg, .row_seg = rig->row_seg};
     rig->batch = batch;
 }
 

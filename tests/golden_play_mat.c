@@ -43,11 +43,10 @@ static matrices matrices_of(golden_case *c, const char *name) {
     return m;
 }
 
-static bi_mat pack(op_rig *rig, const matrices *m, int32_t map) {
-    int64_t at = (int64_t)map * m->n_out * m->n_in;
+static bi_mat pack(op_rig *rig, const matrices *m) {
     if (m->code)
-        return op_rig_mat_fp4(rig, m->code + at / 2, m->scale + at / 32, m->n_out, m->n_in);
-    return op_rig_mat(rig, m->w + at, m->n_out, m->n_in);
+        return op_rig_stack_fp4(rig, m->code, m->scale, m->n_map, m->n_out, m->n_in);
+    return op_rig_stack(rig, m->w, m->n_map, m->n_out, m->n_in);
 }
 
 /* Adapters of n_map maps: a (n_slot * n_map, rank, n_in), b (n_slot * n_map, n_out, rank), s and absent (n_slot * n_map). */
@@ -67,12 +66,14 @@ static adapters adapters_of(const golden_case *c, const char *suffix) {
                       golden_i32(c, name[3])};
 }
 
-/* Packs slot i of n_slot * n_map. */
-static bi_adapter pack_adapter(op_rig *rig, const adapters *l, const matrices *m, int32_t i) {
-    if (l->absent[i])
-        return (bi_adapter){{NULL, 0, 0}, {NULL, 0, 0}, 0.0f};
-    return (bi_adapter){op_rig_mat(rig, l->a + (int64_t)i * l->rank * m->n_in, l->rank, m->n_in),
-                        op_rig_mat(rig, l->b + (int64_t)i * l->rank * m->n_out, m->n_out, l->rank), l->s[i]};
+static bi_adapter pack_adapter(op_rig *rig, const adapters *l, const matrices *m, int32_t slot) {
+    op_low_rank low[MAP_MAX] = {{0}};
+    for (int32_t map = 0; map < m->n_map; map++) {
+        int32_t i = slot * m->n_map + map;
+        if (!l->absent[i])
+            low[map] = (op_low_rank){l->a + (int64_t)i * l->rank * m->n_in, l->b + (int64_t)i * l->rank * m->n_out, l->rank, l->s[i]};
+    }
+    return op_rig_adapter(rig, low, m->n_map, m->n_out, m->n_in);
 }
 
 /* slot -1: none. */
@@ -103,16 +104,13 @@ static int t_is_finite(const slow_map *map, const bi_bf16 *x) {
 static void linear_oracle(op_rig *rig, golden_case *c, const matrices *w, const adapters *l, float *y, bi_bf16 *narrow,
                           uint32_t *fault) {
     int32_t n = golden_dim(c, "x", 0), n_head = golden_dim(c, "x", 1);
-    bi_mat map[MAP_MAX];
     bi_adapter slot[MAP_MAX];
-    for (int32_t h = 0; h < n_head; h++)
-        map[h] = pack(rig, w, h);
     bi_linear_args a = {.n_row = n,
                         .n_head = n_head,
                         .x = golden_bf16(c, "x"),
                         .x_ld = (int64_t)n_head * w->n_in,
                         .x_head_ld = w->n_in,
-                        .w = map,
+                        .w = pack(rig, w),
                         .y = y,
                         .y_ld = (int64_t)n_head * w->n_out,
                         .y_head_ld = w->n_out,
@@ -120,7 +118,8 @@ static void linear_oracle(op_rig *rig, golden_case *c, const matrices *w, const 
                         .check_logits = golden_int(c, "check_logits"),
                         .fault = {fault, GOLDEN_FAULT}};
     if (l) {
-        for (int32_t i = 0; i < golden_dim(c, "a", 0); i++)
+        a.lora.n_slot = golden_dim(c, "a", 0) / w->n_map;
+        for (int32_t i = 0; i < a.lora.n_slot; i++)
             slot[i] = pack_adapter(rig, l, w, i);
         a.lora.slot = slot;
         a.lora.row_slot = golden_i32(c, "row_slot");
@@ -230,16 +229,16 @@ void golden_play_experts(op_rig *rig, golden_case *c) {
     static const char *const name[3] = {"w1", "w3", "w2"}, *const suffix[3] = {"1", "3", "2"};
     matrices w[3];
     adapters lora[3];
-    static bi_mat map[3][MAP_MAX];
+    bi_mat map[3] = {{0}};
     static bi_adapter slot[3][MAP_MAX];
     int with_lora = golden_has(c, "a1");
     for (int m = 0; m < 3; m++) {
         w[m] = matrices_of(c, name[m]);
         if (with_lora)
             lora[m] = adapters_of(c, suffix[m]);
-        for (int32_t e = 0; rig && e < w[m].n_map; e++)
-            map[m][e] = pack(rig, &w[m], e);
-        for (int32_t i = 0; rig && with_lora && i < golden_dim(c, "a1", 0); i++)
+        if (rig)
+            map[m] = pack(rig, &w[m]);
+        for (int32_t i = 0; rig && with_lora && i < golden_dim(c, "a1", 0) / w[m].n_map; i++)
             slot[m][i] = pack_adapter(rig, &lora[m], &w[m], i);
     }
     int32_t n = golden_dim(c, "x", 0), d = golden_dim(c, "x", 1), topk = golden_dim(c, "expert", 1);
@@ -257,7 +256,7 @@ void golden_play_experts(op_rig *rig, golden_case *c) {
                          .y = golden_add_out(c, GOLDEN_BF16, "y", n, topk, d),
                          .fault = {golden_add_faults(c, n), GOLDEN_FAULT}};
     if (with_lora) {
-        a.lora1 = slot[0], a.lora3 = slot[1], a.lora2 = slot[2];
+        a.lora1 = slot[0], a.lora3 = slot[1], a.lora2 = slot[2], a.n_slot = golden_dim(c, "a1", 0) / w[0].n_map;
         a.row_slot = golden_i32(c, "row_slot");
     }
     if (rig)

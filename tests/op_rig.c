@@ -40,22 +40,66 @@ void op_rig_close(op_rig *rig) {
     br_pool_close(rig->pool);
 }
 
-static void *mat_new(op_rig *rig, int n_out, int n_in) {
+static void *block_new(op_rig *rig, size_t bytes) {
     ck_assert_int_lt(rig->n_mat, OP_RIG_MAT_MAX);
-    CHECK_OK(br_mem_alloc(&rig->mat[rig->n_mat], rig->backend.op->mat_bytes(n_out, n_in), "a test's matrix"));
+    CHECK_OK(br_mem_alloc(&rig->mat[rig->n_mat], bytes, "a test's matrix"));
     return rig->mat[rig->n_mat++];
 }
 
+static bi_mat stack_new(op_rig *rig, bi_form form, int n, int n_out, int n_in) {
+    const size_t stride = rig->backend.op->mat_bytes(form, n_out, n_in);
+    return (bi_mat){.data = block_new(rig, stride * (size_t)n), .n_out = n_out, .n_in = n_in, .form = form, .stride = stride};
+}
+
+static void *data_at(const bi_mat *stack, int i) {
+    return (void *)(uintptr_t)bi_mat_at(stack, i).data;
+}
+
+bi_mat op_rig_stack(op_rig *rig, const bi_bf16 *w, int n, int n_out, int n_in) {
+    const bi_mat stack = stack_new(rig, BI_FORM_BF16, n, n_out, n_in);
+    for (int i = 0; i < n; i++, w += (size_t)n_out * (size_t)n_in)
+        CHECK_OK(rig->backend.op->mat_pack_bf16(rig->backend.ctx, data_at(&stack, i), n_out, n_in, w, n_in, 1));
+    return stack;
+}
+
+bi_mat op_rig_stack_fp4(op_rig *rig, const uint8_t *code, const uint8_t *scale, int n, int n_out, int n_in) {
+    const bi_mat stack = stack_new(rig, BI_FORM_FP4, n, n_out, n_in);
+    const size_t n_weight = (size_t)n_out * (size_t)n_in;
+    for (size_t i = 0; i < (size_t)n; i++)
+        CHECK_OK(rig->backend.op->mat_pack_fp4(rig->backend.ctx, data_at(&stack, (int)i), n_out, n_in, code + i * n_weight / 2,
+                                               scale + i * n_weight / 32));
+    return stack;
+}
+
 bi_mat op_rig_mat(op_rig *rig, const bi_bf16 *w, int n_out, int n_in) {
-    void *data = mat_new(rig, n_out, n_in);
-    CHECK_OK(rig->backend.op->mat_pack_bf16(rig->backend.ctx, data, n_out, n_in, w, n_in, 1));
-    return (bi_mat){data, n_out, n_in};
+    return op_rig_stack(rig, w, 1, n_out, n_in);
 }
 
 bi_mat op_rig_mat_fp4(op_rig *rig, const uint8_t *code, const uint8_t *scale, int n_out, int n_in) {
-    void *data = mat_new(rig, n_out, n_in);
-    CHECK_OK(rig->backend.op->mat_pack_fp4(rig->backend.ctx, data, n_out, n_in, code, scale));
-    return (bi_mat){data, n_out, n_in};
+    return op_rig_stack_fp4(rig, code, scale, 1, n_out, n_in);
+}
+
+bi_adapter op_rig_adapter(op_rig *rig, const op_low_rank *map, int n, int n_out, int n_in) {
+    int rank = 0;
+    for (int i = 0; i < n; i++)
+        rank = map[i].rank > rank ? map[i].rank : rank;
+    if (rank == 0)
+        return (bi_adapter){0};
+    bi_bf16 *a, *b;
+    CHECK_OK(br_mem_alloc((void **)&a, sizeof *a * (size_t)(n * rank * n_in), "an adapter"));
+    CHECK_OK(br_mem_alloc((void **)&b, sizeof *b * (size_t)(n * n_out * rank), "an adapter"));
+    float *s = block_new(rig, sizeof *s * (size_t)n);
+    for (int i = 0; i < n; i++) {
+        s[i] = map[i].s;
+        if (map[i].rank)
+            memcpy(a + i * rank * n_in, map[i].a, sizeof *a * (size_t)(map[i].rank * n_in));
+        for (int o = 0; o < n_out && map[i].rank; o++)
+            memcpy(b + (i * n_out + o) * rank, map[i].b + o * map[i].rank, sizeof *b * (size_t)map[i].rank);
+    }
+    bi_adapter adapter = {.a = op_rig_stack(rig, a, n, rank, n_in), .b = op_rig_stack(rig, b, n, n_out, rank), .s = s};
+    br_mem_free(a);
+    br_mem_free(b);
+    return adapter;
 }
 
 void op_rig_poison(op_rig *rig) {

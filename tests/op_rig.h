@@ -20,6 +20,17 @@ void op_rig_close(op_rig *rig);
 /* The backend's packed form of w (n_out, n_in); the rig owns it. */
 bi_mat op_rig_mat(op_rig *rig, const bi_bf16 *w, int n_out, int n_in);
 bi_mat op_rig_mat_fp4(op_rig *rig, const uint8_t *code, const uint8_t *scale, int n_out, int n_in);
+/* Stacks of n. w (n, n_out, n_in); codes and scales likewise. */
+bi_mat op_rig_stack(op_rig *rig, const bi_bf16 *w, int n, int n_out, int n_in);
+bi_mat op_rig_stack_fp4(op_rig *rig, const uint8_t *code, const uint8_t *scale, int n, int n_out, int n_in);
+/* What an adapter adds to one map: a (rank, n_in), b (n_out, rank); rank 0: nothing. */
+typedef struct op_low_rank {
+    const bi_bf16 *a, *b;
+    int rank;
+    float s;
+} op_low_rank;
+/* One adapter on n maps, of the largest rank; maps that it leaves alone and lower ranks are filled up with zeros. */
+bi_adapter op_rig_adapter(op_rig *rig, const op_low_rank *map, int n, int n_out, int n_in);
 void op_rig_poison(op_rig *rig); /* all scratch becomes NaN and negative integers */
 
 typedef struct op_random {

@@ -33,8 +33,8 @@ typedef struct experts_out {
 
 /* The case in a backend's form. */
 typedef struct packed_case {
-    bi_mat w[3][EXPERT_MAX];
-    bi_adapter lora[3][SLOT_MAX * EXPERT_MAX];
+    bi_mat w[3]; /* stacks of n_expert */
+    bi_adapter lora[3][SLOT_MAX];
 } packed_case;
 
 static int n_out_of(const experts_case *c, int map) {
@@ -53,17 +53,22 @@ static void open_rig(op_rig *rig, const char *isa, int n_thread) {
 
 static void pack(op_rig *rig, const experts_case *c, packed_case *packed) {
     memset(packed, 0, sizeof *packed);
-    for (int m = 0; m < 3; m++)
-        for (int e = 0; e < c->n_expert; e++) {
-            packed->w[m][e] = op_rig_mat(rig, c->w[m][e], n_out_of(c, m), n_in_of(c, m));
-            for (int slot = 0; slot < c->n_slot; slot++) {
+    static bi_bf16 dense[EXPERT_MAX * D_MAX * FF_MAX];
+    for (int m = 0; m < 3; m++) {
+        const size_t n = (size_t)(c->d * c->d_ff);
+        for (int e = 0; e < c->n_expert; e++)
+            memcpy(dense + (size_t)e * n, c->w[m][e], sizeof *dense * n);
+        packed->w[m] = op_rig_stack(rig, dense, c->n_expert, n_out_of(c, m), n_in_of(c, m));
+        for (int slot = 0; slot < c->n_slot; slot++) {
+            op_low_rank low[EXPERT_MAX] = {{0}};
+            for (int e = 0; e < c->n_expert; e++) {
                 const adapter *from = &c->lora[m][slot][e];
-                bi_adapter *to = &packed->lora[m][slot * c->n_expert + e];
                 if (from->rank)
-                    *to = (bi_adapter){op_rig_mat(rig, from->a, from->rank, n_in_of(c, m)),
-                                       op_rig_mat(rig, from->b, n_out_of(c, m), from->rank), from->s};
+                    low[e] = (op_low_rank){from->a, from->b, from->rank, from->s};
             }
+            packed->lora[m][slot] = op_rig_adapter(rig, low, c->n_expert, n_out_of(c, m), n_in_of(c, m));
         }
+    }
 }
 
 static bi_experts_args args_of(const experts_case *c, const packed_case *p, experts_out *out) {
@@ -76,6 +81,7 @@ static bi_experts_args args_of(const experts_case *c, const packed_case *p, expe
         a.lora1 = p->lora[0];
         a.lora3 = p->lora[1];
         a.lora2 = p->lora[2];
+        a.n_slot = c->n_slot;
         a.row_slot = c->row_slot;
     }
     return a;
@@ -283,9 +289,13 @@ END_TEST
 
 /* ---- equal to other ways ------------------------------------------------------------------------------------------- */
 
-static void linear(op_rig *rig, const bi_bf16 *x, const bi_mat *w, const bi_adapter *lora, int slot, void *y, int f32) {
-    const int32_t row_slot = slot;
-    bi_linear_args a = {.n_row = 1, .n_head = 1, .x = x, .x_ld = w->n_in, .w = w, .lora = {lora, &row_slot}, .y = y,
+/* Map e of a stack, with the adapter's; slot -1: none. */
+static void linear(op_rig *rig, const bi_bf16 *x, const bi_mat *w, const bi_adapter *lora, int slot, int e, void *y, int f32) {
+    const int32_t row_slot = 0;
+    bi_adapter one = {0};
+    if (slot >= 0 && lora[slot].a.data)
+        one = (bi_adapter){bi_mat_at(&lora[slot].a, e), bi_mat_at(&lora[slot].b, e), lora[slot].s + e};
+    bi_linear_args a = {.n_row = 1, .n_head = 1, .x = x, .x_ld = w->n_in, .w = bi_mat_at(w, e), .lora = {&one, 1, &row_slot}, .y = y,
                         .y_ld = w->n_out, .y_f32 = f32};
     CHECK_OK(rig->backend.op->linear(rig->backend.ctx, &a));
 }
@@ -306,14 +316,11 @@ START_TEST(fused_experts_equal_linear_then_glu_then_linear) {
             int t = pair / c.topk, e = c.expert[pair], slot = c.row_slot[t];
             float g[FF_MAX], u[FF_MAX];
             bi_bf16 h[FF_MAX], y[D_MAX];
-            const bi_adapter *lora[3];
-            for (int m = 0; m < 3; m++)
-                lora[m] = slot < 0 ? NULL : &packed.lora[m][slot * c.n_expert + e];
-            linear(&rig, c.x + t * c.d, &packed.w[0][e], lora[0], 0, g, 1);
-            linear(&rig, c.x + t * c.d, &packed.w[1][e], lora[1], 0, u, 1);
+            linear(&rig, c.x + t * c.d, &packed.w[0], packed.lora[0], slot, e, g, 1);
+            linear(&rig, c.x + t * c.d, &packed.w[1], packed.lora[1], slot, e, u, 1);
             bi_glu_args glu = {.n_row = 1, .d = c.d_ff, .g = g, .u = u, .ld = c.d_ff, .act = c.act, .y = h};
             CHECK_OK(rig.backend.op->glu(rig.backend.ctx, &glu));
-            linear(&rig, h, &packed.w[2][e], lora[2], 0, y, 0);
+            linear(&rig, h, &packed.w[2], packed.lora[2], slot, e, y, 0);
             ck_assert_mem_eq(out.y + pair * c.d, y, sizeof *y * (size_t)c.d);
         }
     }
@@ -331,10 +338,11 @@ START_TEST(fp4_experts_equal_their_bf16_expansion) {
     c.n_slot = 0;
     op_rig rig;
     open_rig(&rig, NULL, 2);
-    for (int m = 0; m < 3; m++)
+    static uint8_t codes[EXPERT_MAX * D_MAX * FF_MAX / 2], scales[EXPERT_MAX * D_MAX * FF_MAX / 32];
+    for (int m = 0; m < 3; m++) {
         for (int e = 0; e < c.n_expert; e++) {
-            uint8_t code[D_MAX * FF_MAX / 2], scale[D_MAX * FF_MAX / 32];
             int n = c.d * c.d_ff;
+            uint8_t *code = codes + e * n / 2, *scale = scales + e * n / 32;
             for (int i = 0; i < n / 2; i++)
                 code[i] = (uint8_t)op_random_below(&random, 256);
             for (int i = 0; i < n / 32; i++) /* mostly near 1, and every byte 0..252 somewhere */
@@ -344,8 +352,9 @@ START_TEST(fp4_experts_equal_their_bf16_expansion) {
                 float value = ldexpf(magnitude[nibble & 7], scale[i / 32] - 127);
                 c.w[m][e][i] = (bi_bf16)(bi_u32_of(nibble & 8 ? -value : value) >> 16);
             }
-            packed.w[m][e] = op_rig_mat_fp4(&rig, code, scale, n_out_of(&c, m), n_in_of(&c, m));
         }
+        packed.w[m] = op_rig_stack_fp4(&rig, codes, scales, c.n_expert, n_out_of(&c, m), n_in_of(&c, m));
+    }
     run_case(&rig, &c, &expanded);
     static packed_case bf16;
     pack(&rig, &c, &bf16);
@@ -392,6 +401,10 @@ END_TEST
 
 /* ---- faults and refusals ------------------------------------------------------------------------------------------- */
 
+static void set_s(bi_adapter *slot, int e, float s) {
+    ((float *)(uintptr_t)slot->s)[e] = s;
+}
+
 START_TEST(a_row_whose_t_is_not_finite_faults_alone) {
     static experts_case c;
     static experts_out base, out;
@@ -427,7 +440,7 @@ START_TEST(a_row_whose_t_is_not_finite_faults_alone) {
         if (bad == 3)
             for (int e = 0; e < c.n_expert; e++)
                 for (int m = 0; m < 2; m++)
-                    packed.lora[m][e].s = 0x1p20f;
+                    set_s(&packed.lora[m][0], e, 0x1p20f);
         a = args_of(&c, &packed, &out);
         run(&rig, &a);
         for (int t = 0; t < c.n_row; t++) {
@@ -438,7 +451,7 @@ START_TEST(a_row_whose_t_is_not_finite_faults_alone) {
         }
         for (int e = 0; e < c.n_expert; e++)
             for (int m = 0; m < 2; m++)
-                packed.lora[m][e].s = 1.0f;
+                set_s(&packed.lora[m][0], e, 1.0f);
         if (bad == 4) {
             out.fault[4] = 9; /* the first fault of a row stays */
             a.fault.row[4] = 9;
@@ -466,7 +479,6 @@ START_TEST(bad_shapes_are_refused_before_any_output) {
     open_rig(&rig, NULL, 1);
     pack(&rig, &c, &packed);
     (void)args_of(&c, &packed, &untouched);
-    int e = c.expert[0];
 #define REFUSED(change)                                                             \
     do {                                                                            \
         broken = packed;                                                            \
@@ -486,14 +498,15 @@ START_TEST(bad_shapes_are_refused_before_any_output) {
     REFUSED(a.d_ff = FF_MAX + 1);
     REFUSED(a.d = 31);
     REFUSED(a.d_ff = 47);
-    REFUSED(broken.w[0][e].data = NULL);
-    REFUSED(broken.w[1][e].n_in = 16);
-    REFUSED(broken.w[2][e].n_out = 16);
-    REFUSED(broken.lora[0][e].b.data = NULL);
-    REFUSED(broken.lora[0][e].b.n_out++);
-    REFUSED(broken.lora[0][e].a.n_in++);
-    REFUSED(broken.lora[0][e].a.n_out++);
-    REFUSED((broken.lora[2][e].a.n_out = RANK_MAX + 1, broken.lora[2][e].b.n_in = RANK_MAX + 1));
+    REFUSED(a.w1.data = NULL);
+    REFUSED(a.w3.n_in = 16);
+    REFUSED(a.w2.n_out = 16);
+    REFUSED(broken.lora[0][0].b.data = NULL);
+    REFUSED(broken.lora[0][0].b.n_out++);
+    REFUSED(broken.lora[0][0].a.n_in++);
+    REFUSED(broken.lora[0][0].a.n_out++);
+    REFUSED(broken.lora[0][0].s = NULL);
+    REFUSED((broken.lora[2][0].a.n_out = RANK_MAX + 1, broken.lora[2][0].b.n_in = RANK_MAX + 1));
     c.expert[1] = -1;
     REFUSED(a.topk = a.topk);
     c.expert[1] = c.n_expert;

@@ -146,7 +146,7 @@ static void prepare_conv(row_family family, uint64_t key) {
         conv.want[s] = ROW_CASE_ARRAY(bi_bf16, N_TOK * Y_LD);
         conv.want_history[s] = ROW_CASE_ARRAY(bi_bf16, 3 * N_CHAN);
         bi_seg seg = {0, 0, N_TOK, 0};
-        bi_batch batch = {N_TOK, 1, &seg, NULL};
+        bi_batch batch = {.n_row = N_TOK, .n_seg = 1, .seg = &seg};
         bi_state history = {(unsigned char *)conv.want_history[s], 0, NULL};
         bi_conv_args args = {&batch, N_CHAN, conv.x[s], X_LD, conv.w, history, conv.want[s], Y_LD};
         slow_conv(&args);
@@ -178,7 +178,7 @@ static void conv_step(conv_run *run, const int32_t *order, int32_t n_seq, const 
             memcpy(x + (n_row + t) * X_LD, conv.x[s] + (run->done[s] + t) * X_LD, sizeof(bi_bf16) * N_CHAN);
         n_row += n[i];
     }
-    bi_batch batch = {n_row, n_seq, seg, NULL};
+    bi_batch batch = {.n_row = n_row, .n_seg = n_seq, .seg = seg};
     bi_state history = {(unsigned char *)run->history, sizeof(bi_bf16) * 3 * N_CHAN, run->slot};
     bi_conv_args args = {&batch, N_CHAN, x, X_LD, conv.w, history, y, Y_LD};
     CHECK_OK(run->backend->op->conv(run->backend->ctx, &args));
@@ -307,7 +307,7 @@ START_TEST(refuses_wrong_shapes) {
     row_case_untouched("y", y, sizeof(bi_bf16) * 16);
     prepare_conv(ROW_NORMAL, 1);
     bi_seg seg = {0, 0, 1, 0};
-    bi_batch batch = {1, 1, &seg, NULL}, none = {0, 0, NULL, NULL};
+    bi_batch batch = {.n_row = 1, .n_seg = 1, .seg = &seg}, none = {0};
     bi_bf16 *out = ROW_CASE_ARRAY(bi_bf16, Y_LD), *kept = ROW_CASE_ARRAY(bi_bf16, 3 * N_CHAN);
     bi_state history = {(unsigned char *)kept, 6 * N_CHAN, NULL};
     bi_conv_args fine = {&batch, N_CHAN, conv.x[0], X_LD, conv.w, history, out, Y_LD}, odd = fine;

@@ -130,7 +130,7 @@ START_TEST(score_equals_linear_then_forced_sample) {
         bi_score_args score = args_of(&c, &w, &out);
         run(&rig, &score);
         bi_linear_args linear = {
-            .n_row = c.n_row, .n_head = 1, .x = c.x, .x_ld = c.d, .w = &w, .y = logit, .y_ld = c.n_vocab, .y_f32 = 1};
+            .n_row = c.n_row, .n_head = 1, .x = c.x, .x_ld = c.d, .w = w, .y = logit, .y_ld = c.n_vocab, .y_f32 = 1};
         CHECK_OK(rig.backend.op->linear(rig.backend.ctx, &linear));
         bi_sampling setting[ROW_MAX];
         int32_t token[ROW_MAX];

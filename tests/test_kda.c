@@ -93,7 +93,7 @@ static struct {
 
 static void answer_kda(int32_t s) {
     bi_seg seg = {0, 0, kda.n_tok, 0};
-    bi_batch batch = {kda.n_tok, 1, &seg, NULL};
+    bi_batch batch = {.n_row = kda.n_tok, .n_seg = 1, .seg = &seg};
     memset(kda.want_fault[s], 0, sizeof kda.want_fault[s]);
     bi_kda_args args = {&batch, kda.n_head, kda.d, kda.q[s], kda.k[s], kda.v[s], kda.ld, kda.a[s], kda.beta[s], 0,
                         {(unsigned char *)kda.slow_state, 0, NULL}, kda.want[s], {kda.want_fault[s], CODE}};
@@ -184,7 +184,7 @@ static void kda_step(kda_run *run, const int32_t *order, int32_t n_seq, const in
         for (int32_t t = 0; t < n[i]; t++)
             kda_rows_add(&rows, order[i], seg[i].pos + t);
     }
-    bi_batch batch = {rows.n_row, n_seq, seg, NULL};
+    bi_batch batch = {.n_row = rows.n_row, .n_seg = n_seq, .seg = seg};
     bi_kda_args args = {&batch, kda.n_head, kda.d, rows.q, rows.k, rows.v, kda.ld, rows.a, rows.beta,
                         bi_const_kda_scale(kda.d), {run->state, run->seq_bytes, run->slot}, rows.o, {rows.fault, CODE}};
     CHECK_OK(run->backend->op->kda(run->backend->ctx, &args));
@@ -481,7 +481,7 @@ START_TEST(refuses_wrong_shapes) {
         return;
     prepare_kda(1, 1, 1, 32, ROW_NORMAL, 1);
     bi_seg seg = {0, 0, 1, 0};
-    bi_batch batch = {1, 1, &seg, NULL}, none = {0, 0, NULL, NULL};
+    bi_batch batch = {.n_row = 1, .n_seg = 1, .seg = &seg}, none = {0};
     kda_run run = kda_begin(&backend);
     float *o = ROW_CASE_ARRAY(float, 512), *beta = ROW_CASE_ARRAY(float, 1);
     bi_kda_args good = {&batch, 1, 32, kda.q[0], kda.k[0], kda.v[0], kda.ld, kda.a[0], kda.beta[0], 1,

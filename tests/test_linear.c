@@ -179,8 +179,8 @@ typedef struct problem {
     bi_bf16 *a[SLOTS], *b[SLOTS];   /* (n_head, rank, n_in), (n_head, n_out, rank) */
     float s[SLOTS];
     int32_t *row_slot;
-    bi_mat map[HEADS_MAX];
-    bi_adapter slot[SLOTS * HEADS_MAX];
+    bi_mat map; /* stacks of n_head */
+    bi_adapter slot[SLOTS];
     void *block;
 } problem;
 
@@ -206,17 +206,17 @@ static void problem_make(problem *p, op_rig *rig, uint64_t seed, int n_row, int 
     unsigned char *at = p->block;
     p->x = random_matrix(&random, &at, (size_t)n_row * (size_t)n_head * (size_t)n_in);
     p->w = random_matrix(&random, &at, (size_t)n_head * (size_t)n_out * (size_t)n_in);
-    for (int h = 0; h < n_head; h++)
-        p->map[h] = op_rig_mat(rig, p->w + (size_t)h * (size_t)n_out * (size_t)n_in, n_out, n_in);
+    p->map = op_rig_stack(rig, p->w, n_head, n_out, n_in);
     for (int s = 0; s < SLOTS; s++) {
         int rank = rank_of[s];
         p->a[s] = random_matrix(&random, &at, (size_t)n_head * (size_t)rank * (size_t)n_in);
         p->b[s] = random_matrix(&random, &at, (size_t)n_head * (size_t)rank * (size_t)n_out);
         p->s[s] = 0.3f + (float)s;
+        op_low_rank low[HEADS_MAX] = {{0}};
         for (int h = 0; h < n_head; h++)
             if (!slot_absent(p, s, h))
-                p->slot[s * n_head + h] = (bi_adapter){op_rig_mat(rig, p->a[s] + h * rank * n_in, rank, n_in),
-                                                       op_rig_mat(rig, p->b[s] + h * rank * n_out, n_out, rank), p->s[s]};
+                low[h] = (op_low_rank){p->a[s] + h * rank * n_in, p->b[s] + h * rank * n_out, rank, p->s[s]};
+        p->slot[s] = op_rig_adapter(rig, low, n_head, n_out, n_in);
     }
     p->row_slot = (int32_t *)at;
     for (int t = 0; t < n_row; t++)
@@ -243,6 +243,7 @@ static bi_linear_args problem_args(const problem *p, float *y, int with_lora) {
                            .y_head_ld = p->n_out, .y_f32 = 1};
     if (with_lora) {
         args.lora.slot = p->slot;
+        args.lora.n_slot = SLOTS;
         args.lora.row_slot = p->row_slot;
     }
     return args;
@@ -317,15 +318,13 @@ START_TEST(zero_adapter_is_base) {
     ck_assert(memcmp(base, y, n * 4) != 0);
     for (int t = 0; t < p.n_row; t++)
         ck_assert_int_eq(memcmp(base + t * 100, y + t * 100, 400) == 0, p.row_slot[t] < 0);
-    for (int s = 0; s < SLOTS; s++)
-        for (int h = 0; h < 2; h++) {
-            static const bi_bf16 zero[50 * RANK_MAX];
-            if (p.slot[s * 2 + h].a.data)
-                p.slot[s * 2 + h].b = op_rig_mat(&rig, zero, 50, rank_of[s]);
-        }
+    for (int s = 0; s < SLOTS; s++) {
+        static const bi_bf16 zero[2 * 50 * RANK_MAX];
+        p.slot[s].b = op_rig_stack(&rig, zero, 2, 50, rank_of[s]);
+    }
     run_linear(&rig, &args);
     ck_assert(memcmp(base, y, n * 4) == 0);
-    for (int s = 0; s < SLOTS * 2; s++)
+    for (int s = 0; s < SLOTS; s++)
         p.slot[s] = (bi_adapter){0};
     run_linear(&rig, &args);
     ck_assert(memcmp(base, y, n * 4) == 0);
@@ -350,7 +349,7 @@ START_TEST(fused_equals_composition) {
         run_linear(&rig, &args);
         run_linear(&rig, &plain);
         bi_linear_args down = plain;
-        down.w = &p.slot[slot].a, down.y = low[0], down.y_ld = RANK_MAX;
+        down.w = p.slot[slot].a, down.y = low[0], down.y_ld = RANK_MAX;
         run_linear(&rig, &down);
         for (int t = 0; t < ROWS; t++)
             for (int o = 0; o < OUT; o++) {
@@ -366,8 +365,8 @@ START_TEST(fused_equals_composition) {
     memcpy(both + OUT * IN, p.a[2], sizeof(bi_bf16) * 32 * IN);
     bi_mat stack = op_rig_mat(&rig, both, OUT + 32, IN);
     bi_linear_args one = plain, down = plain;
-    one.w = &stack, one.y = stacked[0], one.y_ld = OUT + 32;
-    down.w = &p.slot[2].a, down.y = low[0], down.y_ld = RANK_MAX;
+    one.w = stack, one.y = stacked[0], one.y_ld = OUT + 32;
+    down.w = p.slot[2].a, down.y = low[0], down.y_ld = RANK_MAX;
     run_linear(&rig, &one);
     run_linear(&rig, &down);
     for (int t = 0; t < ROWS; t++)
@@ -470,7 +469,7 @@ START_TEST(packed_forms_agree) {
     for (int i = 0; i < n_isa; i++) {
         op_rig rig;
         op_rig_open(&rig, &linear_limits, isa[i], 1);
-        size_t bytes = rig.backend.op->mat_bytes(OUT, IN);
+        size_t bytes = rig.backend.op->mat_bytes(BI_FORM_BF16, OUT, IN);
         ck_assert_uint_eq(bytes, 64 * 96 * 6);
         bi_mat plain = op_rig_mat(&rig, w[0], OUT, IN), strided = op_rig_mat(&rig, w[0], OUT, IN);
         bi_mat packed = op_rig_mat_fp4(&rig, code[0], scale[0], OUT, IN);
@@ -495,17 +494,15 @@ START_TEST(linear_refuses_bad_shapes) {
     bi_linear_args good = problem_args(&p, y, 1), args = good;
     args.n_row = -1;
     CHECK_FAILS(rig.backend.op->linear(rig.backend.ctx, &args), BR_E_SHAPE);
-    bi_mat map[2] = {p.map[0], p.map[1]};
-    args = good, args.w = map;
-    map[1].n_out = 39;
+    args = good, args.w.data = NULL;
     CHECK_FAILS(rig.backend.op->linear(rig.backend.ctx, &args), BR_E_SHAPE);
-    map[0].n_in = map[1].n_in = 1041, map[1].n_out = 40, args.lora.slot = NULL;
+    args = good, args.w.n_in = 1041, args.lora.slot = NULL;
     CHECK_FAILS(rig.backend.op->linear(rig.backend.ctx, &args), BR_E_SHAPE);
     ck_assert(strstr(br_last_error(), "1041") && strstr(br_last_error(), "1 to 1040"));
     p.row_slot[3] = 0;
-    p.slot[1].a.n_in = 65;
+    p.slot[0].a.n_in = 65;
     CHECK_FAILS(rig.backend.op->linear(rig.backend.ctx, &good), BR_E_SHAPE);
-    p.slot[1].a.n_in = 64, p.slot[1].a.n_out = p.slot[1].b.n_in = 49;
+    p.slot[0].a.n_in = 64, p.slot[0].a.n_out = p.slot[0].b.n_in = 49;
     CHECK_FAILS(rig.backend.op->linear(rig.backend.ctx, &good), BR_E_SHAPE);
     ck_assert(strstr(br_last_error(), "rank 49") && strstr(br_last_error(), "48"));
     ck_assert(y[0] == 5.0f);

@@ -87,10 +87,11 @@ static float number(uint32_t bits) {
 /* Mean over rows of the standard deviation of a row of logits. */
 static double logit_spread(watch *w, const bi_bf16 *final) {
     const int32_t n = w->loaded.config.n_vocab;
-    uint32_t fault[LOGIT_ROWS];
+    uint32_t fault[LOGIT_ROWS] = {0};
     float *logit = rig_alloc((size_t)LOGIT_ROWS * (size_t)n, sizeof *logit);
     double spread = 0;
-    CHECK_OK(scorer_logits(w->scorer, final, SEQ_LEN - LOGIT_ROWS, LOGIT_ROWS, logit, fault));
+    const bi_bf16 *last = final + (size_t)(SEQ_LEN - LOGIT_ROWS) * (size_t)w->loaded.config.d_model;
+    CHECK_OK(br_model_logits(w->loaded.model, LOGIT_ROWS, last, logit, fault));
     for (int r = 0; r < LOGIT_ROWS; r++) {
         double sum = 0, squares = 0;
         for (int32_t i = 0; i < n; i++) {

@@ -38,30 +38,24 @@ static br_status check_options(const br_engine_options *o) {
 
 static void lay_out(void *owner, br_arena *arena) {
     br_engine *e = owner;
-    const size_t n_row = (size_t)e->options.chunk_tokens, n_seq = (size_t)e->options.max_seqs;
-    const size_t d = (size_t)e->loaded.config.d_model, v = (size_t)e->loaded.config.n_vocab;
     e->request = BR_ARENA_ARRAY(arena, engine_request, e->n_request_max);
     e->queue = BR_ARENA_ARRAY(arena, br_token, e->n_queue_max);
     e->root = BR_ARENA_ARRAY(arena, br_digest, lora_count(e->loaded.adapters) + 1);
-    e->seg = BR_ARENA_ARRAY(arena, bi_seg, n_seq);
-    e->row_seg = BR_ARENA_ARRAY(arena, int32_t, n_row);
-    e->token = BR_ARENA_ARRAY(arena, int32_t, n_row);
-    e->row_slot = BR_ARENA_ARRAY(arena, int32_t, n_row);
-    e->row_fault = BR_ARENA_ARRAY(arena, uint32_t, n_row);
-    e->outcome = BR_ARENA_ARRAY(arena, sched_outcome, n_seq);
-    e->sample_x = BR_ARENA_ARRAY(arena, bi_bf16, n_seq * d);
-    e->logit = BR_ARENA_ARRAY(arena, float, n_seq * v);
-    float **number[] = {&e->logprob, &e->logprob_raw, &e->logprob_kept, &e->entropy};
-    for (size_t i = 0; i < sizeof number / sizeof number[0]; i++)
-        *number[i] = BR_ARENA_ARRAY(arena, float, n_seq);
-    e->sample_seg = BR_ARENA_ARRAY(arena, int32_t, n_seq);
-    e->sampled = BR_ARENA_ARRAY(arena, int32_t, n_seq);
-    e->forced = BR_ARENA_ARRAY(arena, int32_t, n_seq);
-    e->sample_fault = BR_ARENA_ARRAY(arena, uint32_t, n_seq);
-    e->setting = BR_ARENA_ARRAY(arena, bi_sampling, n_seq);
-    e->top = BR_ARENA_ARRAY(arena, bi_top, n_seq * BR_TOP_LOGPROBS_MAX);
-    e->pages = br_arena_take(arena, br_model_page_bytes(e->loaded.model) * (size_t)e->options.kv_pages, 64);
-    e->states = br_arena_take(arena, br_model_state_bytes(e->loaded.model) * (2 * n_seq + KEPT_STATES_EXTRA), 64);
+    e->outcome = BR_ARENA_ARRAY(arena, sched_outcome, e->options.max_seqs);
+    e->sample_seg = BR_ARENA_ARRAY(arena, int32_t, e->options.max_seqs);
+}
+
+static int32_t state_count(const br_engine *e) {
+    return 2 * e->options.max_seqs + KEPT_STATES_EXTRA;
+}
+
+static br_status open_caches(br_engine *e) {
+    void *block;
+    BR_TRY(br_device_alloc(e->loaded.device, br_model_page_bytes(e->loaded.model) * (size_t)e->options.kv_pages, "cache pages", &block));
+    e->pages = block;
+    BR_TRY(br_device_alloc(e->loaded.device, br_model_state_bytes(e->loaded.model) * (size_t)state_count(e), "KDA states", &block));
+    e->states = block;
+    return BR_OK;
 }
 
 /* Prefix blocks are shared only under equal weights, adapter and contract. */
@@ -77,12 +71,16 @@ static br_status open_parts(br_engine *e) {
     e->n_request_max = 2 * o->max_seqs;
     e->n_queue_max = 2 * e->n_request_max; /* a step's tokens and the ends of all that are aborted before the next */
     sched_options options = {
-        .n_seq_max = o->max_seqs, .chunk_tokens = o->chunk_tokens, .n_page = o->kv_pages, .n_state = 2 * o->max_seqs + KEPT_STATES_EXTRA,
+        .n_seq_max = o->max_seqs, .chunk_tokens = o->chunk_tokens, .n_page = o->kv_pages, .n_state = state_count(e),
         .n_queue_max = e->n_request_max, .n_tok_max = e->loaded.n_pos_max, .state_every = o->state_every,
         .preempt_every = o->preempt_every, .prefix_cache = !o->no_prefix_cache,
     };
     BR_TRY(sched_open(&options, &e->sched));
-    BR_TRY(br_arena_open(&e->arena, lay_out, e, "caches and buffers of the engine"));
+    BR_TRY(br_arena_open(&e->arena, lay_out, e, "buffers of the engine"));
+    BR_TRY(open_caches(e));
+    BR_TRY(step_rows_open(&e->rows, e->loaded.device, o->chunk_tokens, o->max_seqs, sched_table_ld(e->sched)));
+    BR_TRY(draw_open(&e->draw, &e->loaded, o->max_seqs));
+    BR_TRY(br_mirror_open(e->loaded.device, (size_t)o->max_seqs * sizeof(bi_first_fault), "faults", &e->fault));
     bind_roots(e);
     return BR_OK;
 }
@@ -108,6 +106,15 @@ exit:
 void br_engine_close(br_engine *e) {
     if (!e)
         return;
+    if (e->loaded.device) {
+        for (int32_t i = 0; i < e->n_graph; i++)
+            br_graph_free(e->graph[i].graph);
+        draw_close(&e->draw);
+        step_rows_close(&e->rows);
+        br_mirror_close(e->loaded.device, &e->fault);
+        br_device_free(e->loaded.device, e->pages);
+        br_device_free(e->loaded.device, e->states);
+    }
     sched_close(e->sched);
     br_loaded_close(&e->loaded);
     br_mem_free(e->arena.base);

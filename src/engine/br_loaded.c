@@ -1,28 +1,37 @@
 /* Loading in order: config, checkpoint, adapters, pool, backend, model; see br_loaded.h. */
 #include "br_loaded.h"
 
+#include "bi_cuda_open.h"
 #include "config_json.h"
 
 #include <stdio.h>
-
 #include <string.h>
 
 static br_status check_options(const br_engine_options *options) {
     if (!options->model_dir)
         return br_fail(BR_E_ARG, "no model folder given");
-    if (options->backend && strcmp(options->backend, "oracle") != 0)
-        return br_fail(BR_E_UNSUPPORTED, "backend '%s': expected oracle", options->backend);
+    if (options->backend && strcmp(options->backend, "oracle") != 0 && strcmp(options->backend, "cuda") != 0)
+        return br_fail(BR_E_UNSUPPORTED, "backend '%s': expected oracle or cuda", options->backend);
     if (options->n_thread < 0 || options->n_thread > BR_THREAD_MAX)
         return br_fail(BR_E_ARG, "%d threads: expected 1 to %d", options->n_thread, BR_THREAD_MAX);
     return BR_OK;
 }
 
+/* Without a name: cuda where a usable GPU is. The oracle computes in host memory, the other backend on the GPU. */
+static br_status open_backend(br_loaded *loaded, const char *name) {
+    const bi_limits limits = br_model_limits(&loaded->config, lora_rank_max(loaded->adapters), lora_count(loaded->adapters),
+                                             loaded->n_row_max, loaded->n_pos_max);
+    const char *device = !name ? NULL : strcmp(name, "oracle") == 0 ? "host" : "cuda";
+    BR_TRY(br_device_open(device, &loaded->device));
+    if (br_device_is_host(loaded->device))
+        return bi_backend_oracle_open(&limits, loaded->pool, NULL, &loaded->backend);
+    return bi_backend_cuda_open(&limits, loaded->device, &loaded->backend);
+}
+
 static br_status open_model(br_loaded *loaded, const br_weights *weights) {
-    bi_limits limits = br_model_limits(&loaded->config, lora_rank_max(loaded->adapters), loaded->n_row_max, loaded->n_pos_max);
-    BR_TRY(bi_backend_oracle_open(&limits, loaded->pool, NULL, &loaded->backend));
     br_model_options options = {
         .config = &loaded->config, .weights = weights, .adapters = loaded->adapters, .backend = loaded->backend,
-        .pool = loaded->pool, .comm = {.rank = 0, .n_rank = 1}, .n_row_max = loaded->n_row_max,
+        .device = loaded->device, .pool = loaded->pool, .comm = {.rank = 0, .n_rank = 1}, .n_row_max = loaded->n_row_max,
     };
     return br_model_open(&options, &loaded->model);
 }
@@ -43,6 +52,7 @@ br_status br_loaded_open(const br_engine_options *options, int32_t n_row_max, in
     out->weights_digest = br_weights_digest(weights);
     BR_TRY_GOTO(lora_open(&out->config, options->adapter, options->n_adapter, options->allow_zero_adapter, &out->adapters), exit);
     BR_TRY_GOTO(br_pool_open(options->n_thread ? options->n_thread : br_pool_core_count(), &out->pool), exit);
+    BR_TRY_GOTO(open_backend(out, options->backend), exit);
     BR_TRY_GOTO(open_model(out, weights), exit);
 exit:
     br_weights_close(weights);
@@ -54,6 +64,7 @@ exit:
 void br_loaded_close(br_loaded *loaded) {
     br_model_close(loaded->model);
     bi_backend_close(&loaded->backend);
+    br_device_close(loaded->device);
     br_pool_close(loaded->pool);
     lora_close(loaded->adapters);
     memset(loaded, 0, sizeof *loaded);

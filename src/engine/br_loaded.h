@@ -1,6 +1,6 @@
 /* br_loaded: a checkpoint with its adapters, packed and ready to run: what the rollout engine and the scorer both stand on.
  *
- * Layer: engine. Owns pool, backend, model and adapters; the checkpoint's files are closed again before open returns. */
+ * Layer: engine. Owns pool, device, backend, model and adapters; the checkpoint's files are closed again before open returns. */
 #ifndef BR_LOADED_H
 #define BR_LOADED_H
 
@@ -11,6 +11,7 @@ typedef struct br_loaded {
     br_digest weights_digest, config_digest;
     lora_set *adapters; /* never NULL: may hold none */
     br_pool *pool;
+    br_device *device;
     bi_backend backend;
     br_model *model;
     int32_t n_row_max, n_pos_max;

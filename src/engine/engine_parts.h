@@ -2,9 +2,11 @@
 #ifndef ENGINE_PARTS_H
 #define ENGINE_PARTS_H
 
-#include "br_loaded.h"
 #include "br_sched.h"
+#include "draw.h"
+#include "step_rows.h"
 
+enum { ENGINE_GRAPH_MAX = 256 };
 enum { ENGINE_ERROR_BYTES = 192, ENGINE_INDEX_BITS = 16, ENGINE_REQUEST_MAX = 1 << ENGINE_INDEX_BITS };
 
 /* A request from submit until its last token is handed out and the next poll begins. */
@@ -21,6 +23,12 @@ typedef struct engine_request {
     br_top_logprob top[BR_TOP_LOGPROBS_MAX];
 } engine_request;
 
+/* A decode step of one shape, recorded the second time it comes: the first run loads what the ops need. */
+typedef struct engine_graph {
+    int32_t n_row, pos_max;
+    br_graph *graph; /* NULL: was seen once */
+} engine_graph;
+
 struct br_engine {
     br_loaded loaded;
     br_engine_options options; /* defaults filled in */
@@ -33,20 +41,14 @@ struct br_engine {
     br_token *queue; /* (n_queue_max) ring */
     int32_t n_queue_max, queue_first, queue_count;
     /* one step */
-    bi_seg *seg;
-    bi_batch batch;
-    int32_t *row_seg, *token, *row_slot;
-    uint32_t *row_fault;
+    step_rows rows;
+    draw draw;             /* of the rows that sample, at most one a sequence */
+    int32_t *sample_seg;
+    br_mirror fault;       /* (max_seqs) bi_first_fault of each segment */
     sched_outcome *outcome;
-    /* rows that sample, at most one a sequence */
-    bi_bf16 *sample_x;
-    float *logit, *logprob, *logprob_raw, *logprob_kept, *entropy;
-    int32_t *sample_seg, *sampled, *forced;
-    uint32_t *sample_fault;
-    bi_sampling *setting;
-    bi_top *top;
-    /* caches */
-    unsigned char *pages, *states;
+    unsigned char *pages, *states; /* caches, device */
+    engine_graph graph[ENGINE_GRAPH_MAX];
+    int32_t n_graph;
     br_arena arena;
     const br_trace *trace;     /* NULL: nobody watches */
     const sched_plan *plan;    /* of the step that runs, for the watcher: which sequence a row belongs to */

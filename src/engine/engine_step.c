@@ -7,82 +7,114 @@
 
 #include <string.h>
 
-static void copy_pages(br_engine *e, const sched_plan *plan) {
-    const size_t bytes = br_model_page_bytes(e->loaded.model);
-    for (int32_t i = 0; i < plan->n_page_copy; i++)
-        memcpy(e->pages + bytes * (size_t)plan->page_copy[i].dst, e->pages + bytes * (size_t)plan->page_copy[i].src, bytes);
+static br_status copy_blocks(br_engine *e, unsigned char *base, size_t bytes, const sched_copy *copy, int32_t n) {
+    for (int32_t i = 0; i < n; i++)
+        BR_TRY(br_device_copy(e->loaded.device, base + bytes * (size_t)copy[i].dst, base + bytes * (size_t)copy[i].src, bytes));
+    return BR_OK;
 }
 
-static void copy_states(br_engine *e, const sched_copy *copy, int32_t n) {
-    const size_t bytes = br_model_state_bytes(e->loaded.model);
-    for (int32_t i = 0; i < n; i++)
-        memcpy(e->states + bytes * (size_t)copy[i].dst, e->states + bytes * (size_t)copy[i].src, bytes);
+static br_status copy_states(br_engine *e, const sched_copy *copy, int32_t n) {
+    return copy_blocks(e, e->states, br_model_state_bytes(e->loaded.model), copy, n);
 }
 
 static void lay_out_rows(br_engine *e, const sched_plan *plan) {
-    int32_t row = 0;
+    step_rows *rows = &e->rows;
+    step_rows_begin(rows);
     for (int32_t i = 0; i < plan->n_seg; i++) {
         const sched_seg *seg = &plan->seg[i];
-        e->seg[i] = (bi_seg){.seq = seg->slot, .row = row, .n_row = seg->n_tok, .pos = seg->pos};
-        for (int32_t t = 0; t < seg->n_tok; t++, row++) {
-            e->row_seg[row] = i;
-            e->token[row] = seg->token[t];
-            e->row_slot[row] = seg->adapter;
-            e->row_fault[row] = 0;
-        }
+        const size_t at = (size_t)seg->slot * (size_t)plan->table_ld, n_block = (size_t)(seg->pos + seg->n_tok - 1) / BR_PAGE_TOK + 1;
+        step_rows_add(rows, seg->slot, seg->pos, seg->token, seg->n_tok, seg->adapter);
+        memcpy(rows->page + at, plan->table + at, n_block * sizeof *plan->table);
+        rows->state_index[seg->slot] = plan->state_index[seg->slot];
     }
-    e->batch = (bi_batch){.n_row = row, .n_seg = plan->n_seg, .seg = e->seg, .row_seg = e->row_seg};
 }
 
-static br_status forward(br_engine *e, const sched_plan *plan, const bi_bf16 **final) {
-    br_step step = {
-        .batch = &e->batch, .token = e->token, .row_slot = e->row_slot, .page_base = e->pages, .page_table = plan->table,
-        .page_ld = plan->table_ld, .state_base = e->states, .state_index = plan->state_index, .row_fault = e->row_fault, .trace = e->trace,
-    };
-    return br_model_forward(e->loaded.model, &step, final);
-}
-
-/* Gathers the last row of each segment that samples; returns how many. */
-static int32_t gather_samples(br_engine *e, const sched_plan *plan, const bi_bf16 *final) {
-    const size_t d = (size_t)e->loaded.config.d_model;
+/* Lists the last row of each segment that samples; returns how many. */
+static int32_t list_samples(br_engine *e, const sched_plan *plan) {
+    draw *d = &e->draw;
     int32_t n = 0;
     for (int32_t i = 0; i < plan->n_seg; i++) {
         const sched_seg *seg = &plan->seg[i];
         if (!seg->sample)
             continue;
         const engine_request *request = engine_find(e, seg->id);
-        const int32_t row = e->seg[i].row + seg->n_tok - 1;
-        memcpy(e->sample_x + (size_t)n * d, final + (size_t)row * d, d * sizeof *final);
-        e->sample_seg[n] = i;
-        e->sample_fault[n] = e->row_fault[row];
-        e->setting[n] = request->setting;
-        e->setting[n].position = seg->pos + seg->n_tok;
-        e->forced[n] = request->forced ? request->forced[request->n_new] : -1;
-        n++;
+        d->row[n] = e->rows.seg[i].row + seg->n_tok - 1;
+        d->setting[n] = request->setting;
+        d->setting[n].position = seg->pos + seg->n_tok;
+        d->forced[n] = request->forced ? request->forced[request->n_new] : -1;
+        e->sample_seg[n++] = i;
     }
     return n;
 }
 
-static br_status draw(br_engine *e, int32_t n) {
-    if (n == 0)
-        return BR_OK;
-    BR_TRY(br_model_logits(e->loaded.model, n, e->sample_x, e->logit, e->sample_fault));
-    bi_sample_args args = {
-        .n_row = n, .n_vocab = e->loaded.config.n_vocab, .logit = e->logit, .logit_ld = e->loaded.config.n_vocab, .setting = e->setting,
-        .forced = e->forced, .token = e->sampled, .logprob = e->logprob, .logprob_raw = e->logprob_raw, .logprob_kept = e->logprob_kept,
-        .entropy = e->entropy, .top = e->top, .top_ld = BR_TOP_LOGPROBS_MAX, .row_fault = e->sample_fault,
-    };
-    return br_model_ops(e->loaded.model)->sample(e->loaded.backend.ctx, &args);
+/* All that a step computes; n_sample rows are drawn from. A fault is found per segment: a row of the prefix before it cannot have
+ * one, it would have ended. */
+static br_status run_ops(br_engine *e, const br_step *step, int32_t n_sample) {
+    const bi_bf16 *final;
+    BR_TRY(br_model_forward(e->loaded.model, step, &final));
+    BR_TRY(draw_ops(&e->draw, n_sample, final, step->row_fault));
+    bi_seg_fault_args args = {.batch = step->batch, .row_fault = step->row_fault, .out = (bi_first_fault *)(void *)e->fault.device};
+    return e->loaded.backend.op->seg_fault(e->loaded.backend.ctx, &args);
 }
 
-/* First fault of a segment by position, 0 when none. A row of the prefix before it cannot have one: it would have ended. */
-static uint32_t seg_fault(const br_engine *e, const sched_seg *seg, int32_t first_row, int32_t *position) {
-    for (int32_t t = 0; t < seg->n_tok; t++) {
-        *position = seg->pos + t;
-        if (e->row_fault[first_row + t])
-            return e->row_fault[first_row + t];
+static int32_t power_of_two(int32_t n) {
+    int32_t p = 1;
+    while (p < n)
+        p *= 2;
+    return p;
+}
+
+/* Pads a step of decode rows to the shape of a recorded one; 0: this step is not to be recorded. */
+static int pad_to_recorded(br_engine *e, const sched_plan *plan, int32_t n_sample) {
+    const int32_t n_row = power_of_two(plan->n_row), last = e->loaded.n_pos_max - 1;
+    int32_t pos_max = power_of_two(e->rows.host.pos_max + 1) - 1;
+    pos_max = pos_max < last ? pos_max : last;
+    if (br_device_is_host(e->loaded.device) || e->trace || plan->n_decode != plan->n_seg || n_sample != plan->n_seg ||
+        n_row > e->options.max_seqs || n_row > e->options.chunk_tokens)
+        return 0;
+    step_rows_pad(&e->rows, n_row, pos_max);
+    draw_pad(&e->draw, n_sample, n_row);
+    return 1;
+}
+
+static engine_graph *graph_of(br_engine *e, const bi_batch *batch) {
+    for (int32_t i = 0; i < e->n_graph; i++)
+        if (e->graph[i].n_row == batch->n_row && e->graph[i].pos_max == batch->pos_max)
+            return &e->graph[i];
+    return NULL;
+}
+
+static br_status run_recorded(br_engine *e, const br_step *step) {
+    const bi_batch *batch = step->batch;
+    engine_graph *known = graph_of(e, batch);
+    if (!known) {
+        if (e->n_graph < ENGINE_GRAPH_MAX)
+            e->graph[e->n_graph++] = (engine_graph){.n_row = batch->n_row, .pos_max = batch->pos_max};
+        return run_ops(e, step, batch->n_row);
     }
-    return 0;
+    if (!known->graph) {
+        BR_TRY(br_graph_begin(e->loaded.device));
+        br_status status = run_ops(e, step, batch->n_row);
+        br_status ended = br_graph_end(e->loaded.device, &known->graph);
+        BR_TRY(status);
+        BR_TRY(ended);
+    }
+    return br_graph_run(e->loaded.device, known->graph);
+}
+
+static br_status compute(br_engine *e, const sched_plan *plan, int32_t n_sample) {
+    br_device *device = e->loaded.device;
+    br_step step = {.page_base = e->pages, .state_base = e->states, .trace = e->trace};
+    const int recorded = pad_to_recorded(e, plan, n_sample);
+    BR_TRY(copy_blocks(e, e->pages, br_model_page_bytes(e->loaded.model), plan->page_copy, plan->n_page_copy));
+    BR_TRY(copy_states(e, plan->state_copy, plan->n_state_copy));
+    BR_TRY(step_rows_upload(&e->rows, &step));
+    BR_TRY(draw_upload(&e->draw));
+    BR_TRY(recorded ? run_recorded(e, &step) : run_ops(e, &step, n_sample));
+    BR_TRY(draw_download(&e->draw));
+    BR_TRY(br_device_download(device, e->fault.host, e->fault.device, (size_t)plan->n_seg * sizeof(bi_first_fault)));
+    BR_TRY(copy_states(e, plan->keep, plan->n_keep));
+    return br_device_wait(device);
 }
 
 /* A forced response goes on to its given end, whatever its tokens are. */
@@ -109,14 +141,15 @@ static sched_outcome fail_request(br_engine *e, engine_request *r, uint32_t code
 
 /* Row i of the samples belongs to request r. */
 static sched_outcome take_sample(br_engine *e, engine_request *r, int32_t i) {
+    const draw *d = &e->draw;
     br_token token = {
-        .request = r->id, .token = e->sampled[i], .position = r->n_prompt + r->n_new, .logprob = bits_of(e->logprob[i]),
-        .logprob_raw = bits_of(e->logprob_raw[i]), .logprob_kept = bits_of(e->logprob_kept[i]), .entropy = bits_of(e->entropy[i]),
+        .request = r->id, .token = d->token[i], .position = r->n_prompt + r->n_new, .logprob = bits_of(d->logprob[i]),
+        .logprob_raw = bits_of(d->logprob_raw[i]), .logprob_kept = bits_of(d->logprob_kept[i]), .entropy = bits_of(d->entropy[i]),
     };
     token.last = ends_text(e, r, token.token, &token.stop);
     r->n_top = r->setting.n_top;
     for (int32_t k = 0; k < r->n_top; k++) {
-        const bi_top *top = &e->top[(size_t)i * BR_TOP_LOGPROBS_MAX + (size_t)k];
+        const bi_top *top = &d->top[(size_t)i * BR_TOP_LOGPROBS_MAX + (size_t)k];
         r->top[k] = (br_top_logprob){.token = top->token, .logprob = bits_of(top->logprob)};
     }
     r->n_new++;
@@ -127,17 +160,16 @@ static sched_outcome take_sample(br_engine *e, engine_request *r, int32_t i) {
 }
 
 static void decide(br_engine *e, const sched_plan *plan, int32_t n_sample) {
+    const bi_first_fault *fault = (const bi_first_fault *)(const void *)e->fault.host;
     int32_t next = 0;
     for (int32_t i = 0; i < plan->n_seg; i++) {
         const sched_seg *seg = &plan->seg[i];
         engine_request *r = engine_find(e, seg->id);
         const int32_t sample = next < n_sample && e->sample_seg[next] == i ? next++ : -1;
-        int32_t position = 0;
-        uint32_t code = seg_fault(e, seg, e->seg[i].row, &position);
-        if (!code && sample >= 0)
-            code = e->sample_fault[sample];
-        if (code)
-            e->outcome[i] = fail_request(e, r, code, position);
+        if (fault[i].code)
+            e->outcome[i] = fail_request(e, r, fault[i].code, fault[i].pos);
+        else if (sample >= 0 && e->draw.fault[sample])
+            e->outcome[i] = fail_request(e, r, e->draw.fault[sample], seg->pos + seg->n_tok - 1);
         else if (sample >= 0)
             e->outcome[i] = take_sample(e, r, sample);
         else
@@ -146,17 +178,12 @@ static void decide(br_engine *e, const sched_plan *plan, int32_t n_sample) {
 }
 
 br_status engine_step(br_engine *e) {
-    const bi_bf16 *final;
     const sched_plan *plan = sched_plan_step(e->sched);
     e->plan = plan;
     if (plan->n_seg > 0) {
-        copy_pages(e, plan);
-        copy_states(e, plan->state_copy, plan->n_state_copy);
         lay_out_rows(e, plan);
-        BR_TRY(forward(e, plan, &final));
-        const int32_t n_sample = gather_samples(e, plan, final);
-        BR_TRY(draw(e, n_sample));
-        copy_states(e, plan->keep, plan->n_keep);
+        const int32_t n_sample = list_samples(e, plan);
+        BR_TRY(compute(e, plan, n_sample));
         decide(e, plan, n_sample);
     }
     return sched_result(e->sched, e->outcome, plan->n_seg);

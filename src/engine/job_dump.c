@@ -66,6 +66,7 @@ static br_status score_one(dump *d, scorer *s, br_loaded *loaded, int64_t i, uin
     }
     d->lines.n_row = seq->n_tok;
     const br_trace trace = {.rows = stage_lines_rows, .context = &d->lines};
+    d->lines.device = loaded->device;
     BR_TRY(scorer_forward(s, &item, 1, &trace, &final));
     BR_TRY(scorer_logprobs(s, &item, 1, final));
     if (item.fault)
@@ -164,6 +165,7 @@ static br_status dump_rolled(dump *d, br_report *report) {
     BR_TRY_GOTO(open_rows(d, d->engine->options.chunk_tokens), exit);
     BR_TRY_GOTO(br_mem_alloc((void **)&d->request, (size_t)d->input.n_seq * sizeof *d->request, "the dump"), exit);
     const br_trace trace = {.rows = watch_rows, .context = d};
+    d->lines.device = d->engine->loaded.device;
     d->engine->trace = &trace;
     while (!done || next < d->input.n_seq) {
         for (; next < d->input.n_seq; next++) {

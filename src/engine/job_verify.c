@@ -2,6 +2,7 @@
  *
  * Layer: engine. First the hash chain is replayed, which needs no model. With a model, sequences drawn by seed are computed
  * again in the scoring form and every sampled token is drawn again from its logits: token and log-prob bits must be equal. */
+#include "draw.h"
 #include "receipt.h"
 #include "report.h"
 #include "sampling.h"
@@ -22,11 +23,7 @@ typedef struct verify {
     br_loaded loaded;
     scorer *scorer;
     uint8_t *chosen; /* (n_seq) */
-    /* a block of rows */
-    float *logit, *logprob, *logprob_raw, *logprob_kept, *entropy;
-    int32_t *token;
-    uint32_t *fault;
-    bi_sampling *setting;
+    draw draw; /* LOGIT_ROWS rows at a time */
 } verify;
 
 static bi_sampling setting_of(const rollout_seq *seq, int32_t position) {
@@ -54,31 +51,32 @@ static int differs(verify *v, int64_t i, int32_t position, const char *what, uin
 /* Positions first .. first + n - 1 of sequence i against their rows; row 0 of the block predicts position first. */
 static br_status compare_block(verify *v, int64_t i, const bi_bf16 *final, int32_t first, int32_t n) {
     const rollout_seq *seq = &v->input.seq[i];
-    const int32_t n_vocab = v->loaded.config.n_vocab;
-    for (int32_t t = 0; t < n; t++)
-        v->setting[t] = setting_of(seq, first + t);
-    BR_TRY(scorer_logits(v->scorer, final, first - 1, n, v->logit, v->fault));
-    bi_sample_args args = {
-        .n_row = n, .n_vocab = n_vocab, .logit = v->logit, .logit_ld = n_vocab, .setting = v->setting, .token = v->token, .logprob = v->logprob,
-        .logprob_raw = v->logprob_raw, .logprob_kept = v->logprob_kept, .entropy = v->entropy, .row_fault = v->fault,
-    };
-    BR_TRY(br_model_ops(v->loaded.model)->sample(v->loaded.backend.ctx, &args));
+    const draw *d = &v->draw;
+    for (int32_t t = 0; t < n; t++) {
+        d->row[t] = first - 1 + t;
+        d->setting[t] = setting_of(seq, first + t);
+        d->forced[t] = -1;
+    }
+    BR_TRY(draw_upload(&v->draw));
+    BR_TRY(draw_ops(&v->draw, n, final, scorer_row_fault(v->scorer)));
+    BR_TRY(draw_download(&v->draw));
+    BR_TRY(br_device_wait(v->loaded.device));
     for (int32_t t = 0; t < n; t++) {
         const int32_t position = first + t;
         if (!seq->mask[position])
             continue;
-        if (v->fault[t])
-            return br_loaded_fault(v->fault[t], position - 1);
-        if (v->token[t] != seq->token[position]) {
+        if (d->fault[t])
+            return br_loaded_fault(d->fault[t], position - 1);
+        if (d->token[t] != seq->token[position]) {
             v->report->n_differ++;
             return br_fail(BR_E_MISMATCH, "%s#%u position %d: the file has token %d, the sampler draws %d", seq->uid,
-                           seq->sample, position, seq->token[position], v->token[t]);
+                           seq->sample, position, seq->token[position], d->token[t]);
         }
-        if (differs(v, i, position, "logprob", seq->logprob[position], v->logprob[t]) ||
-            differs(v, i, position, "logprob_raw", seq->logprob_raw[position], v->logprob_raw[t]) ||
+        if (differs(v, i, position, "logprob", seq->logprob[position], d->logprob[t]) ||
+            differs(v, i, position, "logprob_raw", seq->logprob_raw[position], d->logprob_raw[t]) ||
             (seq->logprob_kept[position] != BR_UNSCORED && /* a scorer does not sample: it leaves this one open */
-             differs(v, i, position, "logprob_kept", seq->logprob_kept[position], v->logprob_kept[t])) ||
-            (v->input.meta.has_entropy && differs(v, i, position, "entropy", seq->entropy[position], v->entropy[t])))
+             differs(v, i, position, "logprob_kept", seq->logprob_kept[position], d->logprob_kept[t])) ||
+            (v->input.meta.has_entropy && differs(v, i, position, "entropy", seq->entropy[position], d->entropy[t])))
             return BR_E_MISMATCH;
     }
     return BR_OK;
@@ -119,17 +117,6 @@ static br_status recompute(verify *v, int64_t i) {
     return BR_OK;
 }
 
-static br_status open_block(verify *v) {
-    const size_t n_vocab = (size_t)v->loaded.config.n_vocab;
-    BR_TRY(br_mem_alloc((void **)&v->logit, LOGIT_ROWS * n_vocab * sizeof(float), "logits"));
-    float **number[] = {&v->logprob, &v->logprob_raw, &v->logprob_kept, &v->entropy};
-    for (size_t i = 0; i < sizeof number / sizeof number[0]; i++)
-        BR_TRY(br_mem_alloc((void **)number[i], LOGIT_ROWS * sizeof(float), "log-probs"));
-    BR_TRY(br_mem_alloc((void **)&v->token, LOGIT_ROWS * sizeof(int32_t), "tokens"));
-    BR_TRY(br_mem_alloc((void **)&v->fault, LOGIT_ROWS * sizeof(uint32_t), "faults"));
-    return br_mem_alloc((void **)&v->setting, LOGIT_ROWS * sizeof(bi_sampling), "settings");
-}
-
 /* Of every finished sequence, not only of those that are drawn. */
 static br_status check_adapters(const verify *v) {
     for (int64_t i = 0; i < v->input.n_seq; i++) {
@@ -153,7 +140,7 @@ static br_status open_model(verify *v) {
     if (!br_digest_equal(meta->weights_digest, v->loaded.weights_digest))
         return br_fail(BR_E_MISMATCH, "%s was made with other weights than %s", v->options->path, v->options->engine.model_dir);
     BR_TRY(check_adapters(v));
-    BR_TRY(open_block(v));
+    BR_TRY(draw_open(&v->draw, &v->loaded, LOGIT_ROWS));
     return scorer_open(&v->loaded, &v->scorer);
 }
 
@@ -193,12 +180,11 @@ static br_status run(verify *v) {
 }
 
 static void close_all(verify *v) {
+    draw_close(&v->draw);
     scorer_close(v->scorer);
     br_loaded_close(&v->loaded);
     score_input_close(&v->input);
-    void *block[] = {v->chosen, v->logit, v->logprob, v->logprob_raw, v->logprob_kept, v->entropy, v->token, v->fault, v->setting};
-    for (size_t i = 0; i < sizeof block / sizeof block[0]; i++)
-        br_mem_free(block[i]);
+    br_mem_free(v->chosen);
 }
 
 br_status br_job_verify(const br_verify_options *options, const br_watch *watch, br_report *report) {

@@ -2,44 +2,74 @@
 #include "scorer.h"
 
 #include "rollout_file.h"
+#include "step_rows.h"
 
 #include <string.h>
 
 struct scorer {
     br_loaded *loaded;
     int32_t n_block_max;
-    bi_seg seg[SCORER_PACK_MAX];
-    int32_t page_first[SCORER_PACK_MAX];
-    bi_batch batch;
-    int32_t *row_seg, *token, *row_slot, *next_token;
+    step_rows rows;
+    /* scored rows, host side: which row of the step, the token it predicts, the temperature */
+    int32_t *score_row, *next_token;
+    float *temperature;
+    /* back from the device, host side */
+    float *logprob, *logprob_raw, *entropy;
     uint32_t *row_fault, *score_fault;
-    float *temperature, *logprob, *logprob_raw, *entropy;
-    bi_bf16 *score_x;
-    unsigned char *pages, *states;
-    br_arena arena;
+    br_mirror in, out;
+    bi_bf16 *score_x;              /* device */
+    unsigned char *pages, *states; /* device */
+    unsigned char *memory;
 };
 
 static int32_t block_count(int32_t n_tok) {
     return (n_tok + BR_PAGE_TOK - 1) / BR_PAGE_TOK;
 }
 
-static void lay_out(void *owner, br_arena *arena) {
-    scorer *s = owner;
-    const br_model *model = s->loaded->model;
-    const size_t n = (size_t)s->loaded->n_row_max, d = (size_t)s->loaded->config.d_model;
-    s->row_seg = BR_ARENA_ARRAY(arena, int32_t, n);
-    s->token = BR_ARENA_ARRAY(arena, int32_t, n);
-    s->row_slot = BR_ARENA_ARRAY(arena, int32_t, n);
+static void lay_out_in(scorer *s, br_arena *arena) {
+    const size_t n = (size_t)s->loaded->n_row_max;
+    s->score_row = BR_ARENA_ARRAY(arena, int32_t, n);
     s->next_token = BR_ARENA_ARRAY(arena, int32_t, n);
-    s->row_fault = BR_ARENA_ARRAY(arena, uint32_t, n);
-    s->score_fault = BR_ARENA_ARRAY(arena, uint32_t, n);
     s->temperature = BR_ARENA_ARRAY(arena, float, n);
+}
+
+static void lay_out_out(scorer *s, br_arena *arena) {
+    const size_t n = (size_t)s->loaded->n_row_max;
     s->logprob = BR_ARENA_ARRAY(arena, float, n);
     s->logprob_raw = BR_ARENA_ARRAY(arena, float, n);
     s->entropy = BR_ARENA_ARRAY(arena, float, n);
-    s->score_x = BR_ARENA_ARRAY(arena, bi_bf16, n * d);
-    s->pages = br_arena_take(arena, br_model_page_bytes(model) * (size_t)s->n_block_max, 64);
-    s->states = br_arena_take(arena, br_model_state_bytes(model) * SCORER_PACK_MAX, 64);
+    s->row_fault = BR_ARENA_ARRAY(arena, uint32_t, n);
+    s->score_fault = BR_ARENA_ARRAY(arena, uint32_t, n);
+}
+
+static br_status open_mirror(scorer *s, void (*lay_out)(scorer *s, br_arena *arena), br_mirror *mirror) {
+    br_arena measure = {0};
+    lay_out(s, &measure);
+    BR_TRY(br_mirror_open(s->loaded->device, measure.used, "scored rows", mirror));
+    br_arena real = {.base = mirror->host, .size = measure.used};
+    lay_out(s, &real);
+    return BR_OK;
+}
+
+static void lay_out_memory(scorer *s, br_arena *arena) {
+    const br_model *model = s->loaded->model;
+    s->score_x = br_arena_take(arena, (size_t)s->loaded->n_row_max * (size_t)s->loaded->config.d_model * sizeof(bi_bf16), 256);
+    s->pages = br_arena_take(arena, br_model_page_bytes(model) * (size_t)s->n_block_max, 256);
+    s->states = br_arena_take(arena, br_model_state_bytes(model) * SCORER_PACK_MAX, 256);
+}
+
+static br_status open_parts(scorer *s) {
+    void *memory;
+    br_arena measure = {0};
+    BR_TRY(step_rows_open(&s->rows, s->loaded->device, s->loaded->n_row_max, SCORER_PACK_MAX, 0));
+    BR_TRY(open_mirror(s, lay_out_in, &s->in));
+    BR_TRY(open_mirror(s, lay_out_out, &s->out));
+    lay_out_memory(s, &measure);
+    BR_TRY(br_device_alloc(s->loaded->device, measure.used, "the scorer's caches", &memory));
+    s->memory = memory;
+    br_arena real = {.base = s->memory, .size = measure.used};
+    lay_out_memory(s, &real);
+    return BR_OK;
 }
 
 br_status scorer_open(br_loaded *loaded, scorer **out) {
@@ -48,7 +78,7 @@ br_status scorer_open(br_loaded *loaded, scorer **out) {
     BR_TRY(br_mem_alloc((void **)&s, sizeof *s, "the scorer"));
     s->loaded = loaded;
     s->n_block_max = block_count(loaded->n_row_max) + SCORER_PACK_MAX; /* each sequence wastes less than one */
-    br_status status = br_arena_open(&s->arena, lay_out, s, "the scorer's caches");
+    br_status status = open_parts(s);
     if (status != BR_OK) {
         scorer_close(s);
         return status;
@@ -60,7 +90,10 @@ br_status scorer_open(br_loaded *loaded, scorer **out) {
 void scorer_close(scorer *s) {
     if (!s)
         return;
-    br_mem_free(s->arena.base);
+    br_device_free(s->loaded->device, s->memory);
+    br_mirror_close(s->loaded->device, &s->in);
+    br_mirror_close(s->loaded->device, &s->out);
+    step_rows_close(&s->rows);
     br_mem_free(s);
 }
 
@@ -77,21 +110,14 @@ br_status scorer_fit(const scorer *s, const scorer_seq *seq, int32_t n, int32_t 
 }
 
 static void lay_out_rows(scorer *s, const scorer_seq *seq, int32_t n) {
-    int32_t row = 0, block = 0;
+    int32_t block = 0;
+    step_rows_begin(&s->rows);
     for (int32_t i = 0; i < n; i++) {
-        s->seg[i] = (bi_seg){.seq = i, .row = row, .n_row = seq[i].n_tok, .pos = 0};
-        s->page_first[i] = block;
-        for (int32_t t = 0; t < seq[i].n_tok; t++) {
-            s->row_seg[row + t] = i;
-            s->token[row + t] = seq[i].token[t];
-            s->row_slot[row + t] = seq[i].slot;
-            s->row_fault[row + t] = 0;
-        }
-        row += seq[i].n_tok;
+        s->rows.page[i] = block;
+        step_rows_add(&s->rows, i, 0, seq[i].token, seq[i].n_tok, seq[i].slot);
         block += block_count(seq[i].n_tok);
     }
     BR_ASSERT(block <= s->n_block_max);
-    s->batch = (bi_batch){.n_row = row, .n_seg = n, .seg = s->seg, .row_seg = s->row_seg};
 }
 
 static void note_fault(scorer_seq *seq, uint32_t code, int32_t position) {
@@ -102,38 +128,58 @@ static void note_fault(scorer_seq *seq, uint32_t code, int32_t position) {
 }
 
 br_status scorer_forward(scorer *s, scorer_seq *seq, int32_t n, const br_trace *trace, const bi_bf16 **final) {
+    br_device *device = s->loaded->device;
+    br_step step = {.page_base = s->pages, .state_base = s->states, .trace = trace};
     lay_out_rows(s, seq, n);
-    br_step step = {
-        .batch = &s->batch, .token = s->token, .row_slot = s->row_slot, .page_base = s->pages, .page_first = s->page_first,
-        .state_base = s->states, .row_fault = s->row_fault, .trace = trace,
-    };
+    BR_TRY(step_rows_upload(&s->rows, &step));
     BR_TRY(br_model_forward(s->loaded->model, &step, final));
+    BR_TRY(br_device_download(device, s->row_fault, step.row_fault, (size_t)s->rows.host.n_row * sizeof *s->row_fault));
+    BR_TRY(br_device_wait(device));
     for (int32_t i = 0; i < n; i++) {
         seq[i].fault = 0;
         for (int32_t t = 0; t == 0 || t + 1 < seq[i].n_tok; t++)
-            note_fault(&seq[i], s->row_fault[s->seg[i].row + t], t);
+            note_fault(&seq[i], s->row_fault[s->rows.seg[i].row + t], t);
     }
     return BR_OK;
 }
 
 const bi_batch *scorer_batch(const scorer *s) {
-    return &s->batch;
+    return &s->rows.host;
+}
+
+const uint32_t *scorer_row_fault(const scorer *s) {
+    return br_mirror_at(&s->rows.in, s->rows.row_fault);
+}
+
+/* Scores n rows that are listed; row t predicts token t + 1. */
+static br_status score_rows(scorer *s, int32_t n, const bi_bf16 *final, int want_entropy) {
+    br_device *device = s->loaded->device;
+    const br_mirror *in = &s->in, *out = &s->out;
+    uint32_t *fault = br_mirror_at(out, s->score_fault);
+    BR_TRY(br_device_upload(device, in->device, in->host, in->bytes));
+    memset(s->score_fault, 0, (size_t)n * sizeof *s->score_fault);
+    BR_TRY(br_device_upload(device, fault, s->score_fault, (size_t)n * sizeof *s->score_fault));
+    bi_gather_args gather = {.n = n, .row_bytes = (size_t)s->loaded->config.d_model * sizeof *final, .x = final,
+                             .row = br_mirror_at(in, s->score_row), .y = s->score_x};
+    BR_TRY(s->loaded->backend.op->gather(s->loaded->backend.ctx, &gather));
+    BR_TRY(br_model_score(s->loaded->model, n, s->score_x, br_mirror_at(in, s->next_token), br_mirror_at(in, s->temperature),
+                          br_mirror_at(out, s->logprob), br_mirror_at(out, s->logprob_raw),
+                          want_entropy ? br_mirror_at(out, s->entropy) : NULL, fault));
+    BR_TRY(br_device_download(device, out->host, out->device, out->bytes));
+    return br_device_wait(device);
 }
 
 br_status scorer_logprobs(scorer *s, scorer_seq *seq, int32_t n, const bi_bf16 *final) {
-    const size_t d = (size_t)s->loaded->config.d_model;
     int32_t n_score = 0, want_entropy = 0;
     for (int32_t i = 0; i < n; i++) {
         want_entropy |= seq[i].entropy != NULL;
-        for (int32_t t = 0; t + 1 < seq[i].n_tok; t++, n_score++) { /* row t predicts token t + 1 */
-            memcpy(s->score_x + (size_t)n_score * d, final + (size_t)(s->seg[i].row + t) * d, d * sizeof *final);
+        for (int32_t t = 0; t + 1 < seq[i].n_tok; t++, n_score++) {
+            s->score_row[n_score] = s->rows.seg[i].row + t;
             s->next_token[n_score] = seq[i].token[t + 1];
             s->temperature[n_score] = seq[i].temperature;
-            s->score_fault[n_score] = 0;
         }
     }
-    BR_TRY(br_model_score(s->loaded->model, n_score, s->score_x, s->next_token, s->temperature, s->logprob, s->logprob_raw,
-                          want_entropy ? s->entropy : NULL, s->score_fault));
+    BR_TRY(score_rows(s, n_score, final, want_entropy));
     for (int32_t i = 0, at = 0; i < n; i++) {
         for (int32_t t = 0; t + 1 < seq[i].n_tok; t++, at++) {
             memcpy(&seq[i].logprob[t + 1], &s->logprob[at], sizeof(float));
@@ -148,10 +194,4 @@ br_status scorer_logprobs(scorer *s, scorer_seq *seq, int32_t n, const bi_bf16 *
         }
     }
     return BR_OK;
-}
-
-br_status scorer_logits(scorer *s, const bi_bf16 *final, int32_t first_row, int32_t n_row, float *logit, uint32_t *row_fault) {
-    const size_t d = (size_t)s->loaded->config.d_model;
-    memset(row_fault, 0, (size_t)n_row * sizeof *row_fault);
-    return br_model_logits(s->loaded->model, n_row, final + (size_t)first_row * d, logit, row_fault);
 }

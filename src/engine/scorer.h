@@ -30,13 +30,12 @@ void scorer_close(scorer *s);
 /* How many of seq[0..n-1], in order, fit into the next pack: at least 1 of n > 0. BR_E_LIMIT when seq[0] alone does not. */
 br_status scorer_fit(const scorer *s, const scorer_seq *seq, int32_t n, int32_t *n_fit);
 /* Runs the forward of a pack and notes faults. Row r of the pack's only or first sequence is row r of *final; the others
- * follow. The last row of a sequence predicts nothing, so its faults are nobody's (unless it is the only one). */
+ * follow; *final is device memory. The last row of a sequence predicts nothing, so its faults are nobody's (unless it is the only one). */
 br_status scorer_forward(scorer *s, scorer_seq *seq, int32_t n, const br_trace *trace, const bi_bf16 **final);
-const bi_batch *scorer_batch(const scorer *s);
+const bi_batch *scorer_batch(const scorer *s);              /* of the last forward, host side */
+const uint32_t *scorer_row_fault(const scorer *s);          /* of the last forward, device side */
 /* Log-probs of every token but the first, from the rows of the last forward; BR_UNSCORED where a logit in front of first_asked
  * is not finite. */
 br_status scorer_logprobs(scorer *s, scorer_seq *seq, int32_t n, const bi_bf16 *final);
-/* Rows first_row .. of `final` as f32 logits (n_row, n_vocab); faults into row_fault (n_row). */
-br_status scorer_logits(scorer *s, const bi_bf16 *final, int32_t first_row, int32_t n_row, float *logit, uint32_t *row_fault);
 
 #endif

@@ -36,8 +36,46 @@ static void keep_choices(stage_lines *lines, stage_line *line, const int32_t *id
     line->n_choice = (int32_t)n;
 }
 
-void stage_lines_rows(void *context, br_stage stage, int32_t layer, const br_piece *piece, int32_t n_piece) {
+static size_t whole(size_t bytes) {
+    return (bytes + sizeof(double) - 1) / sizeof(double) * sizeof(double);
+}
+
+static br_status fetch(stage_lines *lines, const void *from, size_t bytes, size_t *used, const void **out) {
+    *out = lines->fetched + *used;
+    *used += whole(bytes);
+    return br_device_download(lines->device, (void *)(uintptr_t)*out, from, bytes);
+}
+
+/* All rows that the pieces show, where the host can read them. */
+static br_status fetch_all(stage_lines *lines, br_piece *piece, int32_t n_piece) {
+    const size_t n_row = (size_t)lines->n_row, count_bytes = n_row * sizeof(int32_t);
+    size_t need = 0, used = 0;
+    for (int32_t i = 0; i < n_piece; i++)
+        need += whole((size_t)piece[i].row_stride * n_row) + whole(count_bytes);
+    if (need > lines->fetched_room) {
+        const char *phase = br_mem_exempt_begin();
+        br_status status = br_mem_grow((void **)&lines->fetched, 0, need, "rows of a stage");
+        br_mem_exempt_end(phase);
+        BR_TRY(status);
+        lines->fetched_room = need;
+    }
+    for (int32_t i = 0; i < n_piece; i++) {
+        BR_TRY(fetch(lines, piece[i].data, (size_t)piece[i].row_stride * n_row, &used, &piece[i].data));
+        if (piece[i].row_count)
+            BR_TRY(fetch(lines, piece[i].row_count, count_bytes, &used, (const void **)&piece[i].row_count));
+    }
+    return br_device_wait(lines->device);
+}
+
+void stage_lines_rows(void *context, br_stage stage, int32_t layer, const br_piece *shown, int32_t n_piece) {
     stage_lines *lines = context;
+    br_piece piece[STAGE_PIECE_MAX];
+    BR_ASSERT(n_piece <= STAGE_PIECE_MAX);
+    memcpy(piece, shown, (size_t)n_piece * sizeof *piece);
+    if (lines->status == BR_OK)
+        lines->status = fetch_all(lines, piece, n_piece);
+    if (lines->status != BR_OK)
+        return;
     const int choices = lines->want_choices && (stage == BR_STAGE_ROUTE || stage == BR_STAGE_INDEX_TOPK);
     for (int32_t row = 0; row < lines->n_row; row++) {
         if (lines->row_seq[row] < 0)
@@ -84,5 +122,6 @@ void stage_lines_sort(stage_lines *lines) {
 void stage_lines_free(stage_lines *lines) {
     br_mem_free(lines->line);
     br_mem_free(lines->choice);
+    br_mem_free(lines->fetched);
     memset(lines, 0, sizeof *lines);
 }

@@ -5,6 +5,8 @@
 
 #include "br_model.h"
 
+enum { STAGE_PIECE_MAX = 3 };
+
 typedef struct stage_line {
     int32_t seq, pos, layer;
     br_stage stage;
@@ -23,6 +25,9 @@ typedef struct stage_lines {
     /* which rows of the coming forward are looked at: row r is position pos[r] of sequence seq[r], seq -1: not wanted */
     const int32_t *row_seq, *row_pos;
     int32_t n_row;
+    br_device *device; /* where the rows are */
+    unsigned char *fetched; /* the rows of a stage, read back */
+    size_t fetched_room;
 } stage_lines;
 
 void stage_lines_rows(void *lines, br_stage stage, int32_t layer, const br_piece *piece, int32_t n_piece); /* a br_trace.rows */

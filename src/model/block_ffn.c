@@ -50,7 +50,7 @@ static br_status run_experts(br_model *m, const br_step *s, int32_t layer, const
     bi_experts_args experts = {
         .n_row = n_row, .d = width, .d_ff = c->d_expert_ff, .n_expert = c->n_expert, .topk = c->n_expert_topk, .x = z,
         .expert = b->expert, .w1 = w->w1, .w3 = w->w3, .w2 = w->w2, .lora1 = w->lora1, .lora3 = w->lora3, .lora2 = w->lora2,
-        .row_slot = s->row_slot, .act = m->act, .y = b->slots, .fault = model_fault(s, layer, BR_STAGE_EXPERTS),
+        .n_slot = m->n_slot, .row_slot = s->row_slot, .act = m->act, .y = b->slots, .fault = model_fault(s, layer, BR_STAGE_EXPERTS),
     };
     BR_TRY(m->backend.op->experts(m->backend.ctx, &experts)); /* (R, k, L) */
     BR_TRY(br_comm_return_slots(&m->comm, b->slots, n_row, c->n_expert_topk, (int64_t)width * 2));

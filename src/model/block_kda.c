@@ -16,7 +16,7 @@ static br_status convolve(br_model *m, const br_step *s, const kda_weights *w, i
     int32_t n_chan = br_config_kda_width(&m->config);
     bi_conv_args args = {
         .batch = s->batch, .n_chan = n_chan, .x = x, .x_ld = n_chan, .w = taps, .y = y, .y_ld = n_chan,
-        .history = {.base = s->state_base + w->state_offset + (size_t)stream * model_history_bytes(&m->config),
+        .history = {.base = s->state_base + w->history_offset + (size_t)stream * model_history_bytes(&m->config),
                     .seq_bytes = m->state_bytes, .index = s->state_index},
     };
     return m->backend.op->conv(m->backend.ctx, &args);
@@ -79,7 +79,7 @@ br_status model_block_kda(br_model *m, const br_step *s, int32_t layer, const bi
     bi_kda_args recur = {
         .batch = s->batch, .n_head = c->kda_n_head, .d = c->kda_d_head, .q = b->q, .k = b->k, .v = b->v, .ld = p,
         .a = b->decay, .beta = b->beta, .scale = m->kda_scale, .o = b->o, .fault = model_fault(s, layer, BR_STAGE_KDA),
-        .state = {.base = s->state_base + w->state_offset + 3 * model_history_bytes(c), .seq_bytes = m->state_bytes, .index = s->state_index},
+        .state = {.base = s->state_base + w->state_offset, .seq_bytes = m->state_bytes, .index = s->state_index},
     };
     BR_TRY(m->backend.op->kda(m->backend.ctx, &recur)); /* o (R, P) f32 */
     model_show(s, BR_STAGE_KDA, layer, b->o, (int64_t)p * 4);

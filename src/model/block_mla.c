@@ -51,7 +51,7 @@ static br_status make_query(br_model *m, const br_step *s, int32_t layer, const 
     }
     bi_linear_args absorb = {
         .n_row = n_row, .n_head = c->n_head, .x = b->query, .x_ld = (int64_t)c->n_head * d_query, .x_head_ld = d_query, .w = w->w_uk,
-        .lora = {.slot = w->lora_uk, .row_slot = s->row_slot}, .y = b->absorbed, .y_ld = (int64_t)c->n_head * c->d_kv_latent,
+        .lora = {.slot = w->lora_uk, .n_slot = m->n_slot, .row_slot = s->row_slot}, .y = b->absorbed, .y_ld = (int64_t)c->n_head * c->d_kv_latent,
         .y_head_ld = c->d_kv_latent, .fault = model_fault(s, layer, BR_STAGE_MLA),
     };
     return m->backend.op->linear(m->backend.ctx, &absorb);
@@ -105,7 +105,7 @@ static br_status attend(br_model *m, const br_step *s, int32_t layer, const bi_b
     model_show(s, BR_STAGE_MLA, layer, b->z, (int64_t)c->n_head * c->d_kv_latent * 2);
     bi_linear_args values = {
         .n_row = n_row, .n_head = c->n_head, .x = b->z, .x_ld = (int64_t)c->n_head * c->d_kv_latent, .x_head_ld = c->d_kv_latent, .w = w->w_uv,
-        .lora = {.slot = w->lora_uv, .row_slot = s->row_slot}, .y = b->o, .y_ld = d_out, .y_head_ld = c->d_v, .y_f32 = 1,
+        .lora = {.slot = w->lora_uv, .n_slot = m->n_slot, .row_slot = s->row_slot}, .y = b->o, .y_ld = d_out, .y_head_ld = c->d_v, .y_f32 = 1,
         .fault = model_fault(s, layer, BR_STAGE_ATTN_OUT),
     };
     BR_TRY(op->linear(m->backend.ctx, &values)); /* o (R, H, d_v) f32 */

@@ -6,16 +6,25 @@ static int32_t max_of(int32_t a, int32_t b) {
     return a > b ? a : b;
 }
 
-bi_limits br_model_limits(const br_config *c, int32_t rank_max, int32_t n_row_max, int32_t n_pos_max) {
+/* Outputs of the widest map but the head. */
+static int32_t d_out_max(const br_config *c) {
+    const int32_t shared_ff = c->n_shared_expert * c->d_expert_ff;
+    int32_t d = max_of(max_of(c->d_model, br_config_kda_width(c)), max_of(c->d_ff, shared_ff));
+    d = max_of(d, max_of(c->n_head * (c->d_nope + c->d_rope), c->n_head * c->d_v));
+    d = max_of(d, max_of(c->n_head * c->d_kv_latent, c->index_n_head * c->index_d_head));
+    return max_of(d, max_of(max_of(c->d_q_latent, br_config_latent_dim(c)), max_of(c->d_latent, c->n_expert)));
+}
+
+bi_limits br_model_limits(const br_config *c, int32_t rank_max, int32_t n_slot, int32_t n_row_max, int32_t n_pos_max) {
     const int32_t width = br_config_kda_width(c), d_value = c->n_head * c->d_v, shared_ff = c->n_shared_expert * c->d_expert_ff;
     int32_t d_in = max_of(max_of(c->d_model, width), max_of(d_value, max_of(c->d_ff, shared_ff)));
     d_in = max_of(d_in, max_of(max_of(c->d_q_latent, c->d_kv_latent), max_of(c->d_latent, c->d_expert_ff)));
     return (bi_limits){
-        .n_row = n_row_max, .d_in = d_in, .rank = bi_pad_rank(rank_max),
+        .n_row = n_row_max, .d_in = d_in, .d_out = d_out_max(c), .rank = bi_pad_rank(rank_max), .n_slot = n_slot,
         .n_head = c->n_head, .d_kv_latent = c->d_kv_latent, .d_rope = c->d_rope,
         .index_n_head = c->index_n_head, .index_d_head = c->index_d_head, .n_pos = n_pos_max,
         .n_expert = c->n_expert, .n_expert_topk = c->n_expert_topk, .d_expert = br_config_expert_width(c), .d_expert_ff = c->d_expert_ff,
-        .n_vocab = c->n_vocab, .d_model = c->d_model,
+        .kda_n_head = c->kda_n_head, .kda_d_head = c->kda_d_head, .n_vocab = c->n_vocab, .d_model = c->d_model,
     };
 }
 
@@ -25,6 +34,7 @@ br_status br_model_open(const br_model_options *options, br_model **out) {
     BR_TRY(br_mem_alloc((void **)&model, sizeof *model, "the model"));
     model->config = *options->config;
     model->backend = options->backend;
+    model->device = options->device;
     model->comm = options->comm;
     model->n_row_max = options->n_row_max;
     model->n_slot = options->adapters ? lora_count(options->adapters) : 0;
@@ -44,6 +54,7 @@ br_status br_model_open(const br_model_options *options, br_model **out) {
 void br_model_close(br_model *model) {
     if (!model)
         return;
+    br_device_free(model->device, model->memory.base);
     br_mem_free(model->arena.base);
     br_mem_free(model);
 }
@@ -82,7 +93,7 @@ static bi_fault head_fault(const br_model *m, uint32_t *row_fault) {
 
 br_status br_model_logits(br_model *m, int32_t n_row, const bi_bf16 *x, float *logit, uint32_t *row_fault) {
     bi_linear_args args = {
-        .n_row = n_row, .n_head = 1, .x = x, .x_ld = m->config.d_model, .w = &m->head, .y = logit, .y_ld = m->config.n_vocab,
+        .n_row = n_row, .n_head = 1, .x = x, .x_ld = m->config.d_model, .w = m->head, .y = logit, .y_ld = m->config.n_vocab,
         .y_f32 = 1, .check_logits = 1, .fault = head_fault(m, row_fault),
     };
     return m->backend.op->linear(m->backend.ctx, &args);
@@ -99,8 +110,8 @@ br_status br_model_score(br_model *m, int32_t n_row, const bi_bf16 *x, const int
 
 static br_status linear(br_model *m, const br_step *s, const model_map *map, const bi_bf16 *x, void *y, int32_t y_f32, bi_fault fault) {
     bi_linear_args args = {
-        .n_row = s->batch->n_row, .n_head = 1, .x = x, .x_ld = map->w.n_in, .w = &map->w,
-        .lora = {.slot = map->lora, .row_slot = s->row_slot}, .y = y, .y_ld = map->w.n_out, .y_f32 = y_f32, .fault = fault,
+        .n_row = s->batch->n_row, .n_head = 1, .x = x, .x_ld = map->w.n_in, .w = map->w,
+        .lora = {.slot = map->lora, .n_slot = m->n_slot, .row_slot = s->row_slot}, .y = y, .y_ld = map->w.n_out, .y_f32 = y_f32, .fault = fault,
     };
     return m->backend.op->linear(m->backend.ctx, &args);
 }

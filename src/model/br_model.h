@@ -8,6 +8,7 @@
 
 #include "bi_backend.h"
 #include "br_comm.h"
+#include "br_device.h"
 #include "br_mem.h"
 #include "br_stage.h"
 #include "br_weights.h"
@@ -20,13 +21,14 @@ typedef struct br_model_options {
     const br_weights *weights; /* read at open only: everything is packed */
     const lora_set *adapters;  /* NULL: none */
     bi_backend backend;
+    br_device *device;         /* the backend's */
     br_pool *pool;             /* packs in parallel */
     br_comm comm;
     int32_t n_row_max;         /* rows of a step */
 } br_model_options;
 
-/* The largest shapes the backend will see; call before bi_backend_oracle_open. */
-bi_limits br_model_limits(const br_config *config, int32_t rank_max, int32_t n_row_max, int32_t n_pos_max);
+/* The largest shapes the backend will see; call before it is opened. */
+bi_limits br_model_limits(const br_config *config, int32_t rank_max, int32_t n_slot, int32_t n_row_max, int32_t n_pos_max);
 
 br_status br_model_open(const br_model_options *options, br_model **out);
 void br_model_close(br_model *model);
@@ -35,6 +37,7 @@ void br_model_close(br_model *model);
 size_t br_model_page_bytes(const br_model *model);
 size_t br_model_state_bytes(const br_model *model);
 
+/* Pointers are the device's, but for batch and trace. */
 typedef struct br_step {
     const bi_batch *batch;
     const int32_t *token;    /* (n_row) */

@@ -43,7 +43,7 @@ typedef struct br_piece {
     const int32_t *row_count; /* NULL, or (n_row): row t shows row_count[t] * row_bytes bytes */
 } br_piece;
 
-/* Called between ops with rows of the step in batch order; the watcher may read, never write. */
+/* Called between ops with rows of the step in batch order, in the device's memory; the watcher may read, never write. */
 typedef struct br_trace {
     void (*rows)(void *context, br_stage stage, int32_t layer, const br_piece *piece, int32_t n_piece);
     void *context;

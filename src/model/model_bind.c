@@ -1,104 +1,120 @@
-/* model_bind: the checkpoint's tensors, packed for the backend, in one arena at fixed addresses.
+/* model_bind: the checkpoint's tensors, packed for the backend, in device memory at fixed addresses.
  *
- * The layout code runs twice: on a measuring arena it counts bytes and packing jobs, on the real one it hands out memory and
- * lists the jobs, which the pool then runs. Nothing here rounds: values are widened exactly or packed by bi_ ops. */
-#include "model_parts.h"
-
-#include "bi_bits.h"
-
-#include <string.h>
-
-typedef struct pack_job {
-    void *dst;
-    int32_t n_out, n_in;
-    const bi_bf16 *src; /* bf16, or */
-    int64_t stride_out, stride_in;
-    const uint8_t *code, *scale; /* MXFP4 */
-} pack_job;
+ * The layout code runs twice: on measuring arenas it counts bytes and packing jobs, on the real ones it hands out memory and
+ * lists the jobs, which the pool then runs (pack_jobs.c). Structs lie in host memory, all that ops read in the device's.
+ * Nothing here rounds: values are widened exactly or packed by bi_ ops. */
+#include "pack_jobs.h"
 
 typedef struct binder {
     br_model *model;
     const br_weights *weights;
     const lora_set *adapters;
-    br_arena *arena;
-    int real; /* second pass */
-    pack_job *job;
-    int32_t n_job;
-    br_status status; /* of a packing that failed */
+    br_arena *arena;  /* structs, host */
+    br_arena *memory; /* of the device */
+    pack_jobs jobs;
 } binder;
 
-/* Packing jobs run on several threads, and a thread keeps its sentence to itself: the caller gets a new one. */
-static void note(binder *b, br_status status) {
-    if (status != BR_OK)
-        __atomic_store_n(&b->status, status, __ATOMIC_RELAXED);
+enum { MEMORY_ALIGN = 256 };
+
+#define STRUCTS(b, type, count) BR_ARENA_ARRAY((b)->arena, type, count)
+#define MEMORY(b, type, count) ((type *)br_arena_take((b)->memory, sizeof(type) * (size_t)(count), MEMORY_ALIGN))
+
+static int is_real(const binder *b) {
+    return b->arena->base != NULL;
 }
 
-static const br_tensor *tensor_of(binder *b, br_class cls, int32_t layer, int32_t expert) {
+static const br_tensor *tensor_of(const binder *b, br_class cls, int32_t layer, int32_t expert) {
     const br_tensor *tensor = br_weights_find(b->weights, cls, layer, expert);
     BR_ASSERT(tensor); /* the loader has checked that all are there */
     return tensor;
 }
 
-/* One packed matrix of elements src[o * stride_out + i * stride_in], or MXFP4 when code is given. */
-static bi_mat pack(binder *b, int32_t n_out, int32_t n_in, pack_job source) {
-    const bi_ops *op = b->model->backend.op;
-    void *data = br_arena_take(b->arena, op->mat_bytes(n_out, n_in), 64);
-    if (b->real) {
-        source.dst = data;
-        source.n_out = n_out;
-        source.n_in = n_in;
-        b->job[b->n_job] = source;
-    }
-    b->n_job++;
-    return (bi_mat){.data = data, .n_out = n_out, .n_in = n_in};
+/* Room for a stack of n packed matrices. */
+static bi_mat take_stack(binder *b, bi_form form, int32_t n, int32_t n_out, int32_t n_in) {
+    const size_t stride = b->model->backend.op->mat_bytes(form, n_out, n_in);
+    return (bi_mat){.data = MEMORY(b, unsigned char, stride * (size_t)n), .n_out = n_out, .n_in = n_in, .form = form, .stride = stride};
 }
 
-static bi_mat pack_rows(binder *b, const void *src, int32_t n_out, int32_t n_in) {
-    return pack(b, n_out, n_in, (pack_job){.src = src, .stride_out = n_in, .stride_in = 1});
+/* Fills matrix i of a stack from elements src[o * stride_out + i * stride_in], or from MXFP4. */
+static void fill(binder *b, const bi_mat *stack, int32_t i, pack_job source) {
+    source.to = is_real(b) ? bi_mat_at(stack, i) : *stack;
+    pack_jobs_add(&b->jobs, source);
+}
+
+static bi_mat bind_rows(binder *b, const void *src, int32_t n_out, int32_t n_in) {
+    bi_mat mat = take_stack(b, BI_FORM_BF16, 1, n_out, n_in);
+    fill(b, &mat, 0, (pack_job){.kind = PACK_BF16, .src = src, .have_out = n_out, .have_in = n_in, .stride_out = n_in, .stride_in = 1});
+    return mat;
 }
 
 static bi_mat bind_mat(binder *b, br_class cls, int32_t layer) {
     const br_tensor *t = tensor_of(b, cls, layer, -1);
-    return pack_rows(b, t->data, (int32_t)t->dim[0], (int32_t)t->dim[1]);
+    return bind_rows(b, t->data, (int32_t)t->dim[0], (int32_t)t->dim[1]);
 }
 
 /* The first n elements as f32, widened exactly. */
 static const float *bind_vector(binder *b, br_class cls, int32_t layer, int64_t n) {
-    float *out = BR_ARENA_ARRAY(b->arena, float, n);
-    if (!b->real)
-        return NULL;
     const br_tensor *t = tensor_of(b, cls, layer, -1);
-    if (t->dtype == BR_DTYPE_F32) {
-        memcpy(out, t->data, (size_t)n * sizeof(float));
-        return out;
-    }
-    for (int64_t i = 0; i < n; i++) {
-        bi_bf16 x;
-        memcpy(&x, (const unsigned char *)t->data + (size_t)i * sizeof x, sizeof x);
-        out[i] = bi_widen(x);
-    }
+    float *out = MEMORY(b, float, n);
+    pack_jobs_add(&b->jobs, (pack_job){.kind = t->dtype == BR_DTYPE_F32 ? PACK_RAW : PACK_WIDEN, .dst = out, .src = t->data, .n = n * 4});
     return out;
 }
 
-static bi_adapter bind_adapter(binder *b, lora_pair pair) {
-    if (!pair.a)
-        return (bi_adapter){0};
-    return (bi_adapter){.a = pack_rows(b, pair.a, pair.rank, pair.n_in), .b = pack_rows(b, pair.b, pair.n_out, pair.rank),
-                        .s = bi_const_lora_s(pair.alpha, pair.rank, pair.rslora)};
+/* ---- adapters ------------------------------------------------------------------------------------------------------------- */
+
+static lora_pair pair_of(const binder *b, int32_t slot, br_class cls, int32_t layer, int32_t i, int per_expert) {
+    return lora_pair_of(b->adapters, slot, cls, layer, per_expert ? i : -1);
 }
 
-/* (n_slot, n_expert) adapters of one class; n_expert 1 and expert -1 for a map that is not an expert's. NULL: no slot touches it. */
-static const bi_adapter *bind_adapters(binder *b, br_class cls, int32_t layer, int32_t n_expert, int per_expert) {
-    int any = 0;
+/* s of n maps. */
+static const float *bind_s(binder *b, int32_t slot, br_class cls, int32_t layer, int32_t n, int per_expert) {
+    float *s = STRUCTS(b, float, n), *out = MEMORY(b, float, n);
+    for (int32_t i = 0; i < n && is_real(b); i++) {
+        const lora_pair pair = pair_of(b, slot, cls, layer, i, per_expert);
+        if (pair.a) /* others stay zero */
+            s[i] = bi_const_lora_s(pair.alpha, pair.rank, pair.rslora);
+    }
+    pack_jobs_add(&b->jobs, (pack_job){.kind = PACK_RAW, .dst = out, .src = s, .n = (int64_t)n * 4});
+    return out;
+}
+
+/* One adapter on n maps: stacks of the largest rank, lower ones and maps that it leaves alone filled up with zeros; an A that all
+ * maps share lies there once. */
+static bi_adapter bind_adapter(binder *b, int32_t slot, br_class cls, int32_t layer, int32_t n, int per_expert) {
+    lora_pair most = {0};
+    int shared = n > 1;
+    for (int32_t i = 0; i < n; i++) {
+        const lora_pair pair = pair_of(b, slot, cls, layer, i, per_expert), first = pair_of(b, slot, cls, layer, 0, per_expert);
+        most = pair.a && pair.rank > most.rank ? pair : most;
+        shared = shared && pair.a == first.a;
+    }
+    if (!most.a)
+        return (bi_adapter){0};
+    bi_adapter adapter = {.a = take_stack(b, BI_FORM_BF16, shared ? 1 : n, most.rank, most.n_in),
+                          .b = take_stack(b, BI_FORM_BF16, n, most.n_out, most.rank)};
+    adapter.a.stride = shared ? 0 : adapter.a.stride;
+    for (int32_t i = 0; i < n; i++) {
+        const lora_pair p = pair_of(b, slot, cls, layer, i, per_expert);
+        if (i == 0 || !shared)
+            fill(b, &adapter.a, i, (pack_job){.kind = PACK_BF16, .src = p.a, .have_out = p.rank, .have_in = p.n_in, .stride_out = p.n_in, .stride_in = 1});
+        fill(b, &adapter.b, i, (pack_job){.kind = PACK_BF16, .src = p.b, .have_out = p.n_out, .have_in = p.rank, .stride_out = p.rank, .stride_in = 1});
+    }
+    adapter.s = bind_s(b, slot, cls, layer, n, per_expert);
+    return adapter;
+}
+
+/* (n_slot) adapters on n maps of one class; per_expert 0 for a map that is not an expert's. NULL: no slot touches it. */
+static const bi_adapter *bind_adapters(binder *b, br_class cls, int32_t layer, int32_t n, int per_expert) {
     const int32_t n_slot = b->model->n_slot;
-    for (int32_t i = 0; i < n_slot * n_expert && !any; i++)
-        any = lora_pair_of(b->adapters, i / n_expert, cls, layer, per_expert ? i % n_expert : -1).a != NULL;
+    int any = 0;
+    for (int32_t i = 0; i < n_slot * n && !any; i++)
+        any = pair_of(b, i / n, cls, layer, i % n, per_expert).a != NULL;
     if (!any)
         return NULL;
-    bi_adapter *slot = BR_ARENA_ARRAY(b->arena, bi_adapter, n_slot * n_expert);
-    for (int32_t i = 0; i < n_slot * n_expert; i++) {
-        bi_adapter adapter = bind_adapter(b, lora_pair_of(b->adapters, i / n_expert, cls, layer, per_expert ? i % n_expert : -1));
-        if (b->real)
+    bi_adapter *slot = STRUCTS(b, bi_adapter, n_slot);
+    for (int32_t i = 0; i < n_slot; i++) {
+        const bi_adapter adapter = bind_adapter(b, i, cls, layer, n, per_expert);
+        if (is_real(b))
             slot[i] = adapter;
     }
     return slot;
@@ -107,6 +123,8 @@ static const bi_adapter *bind_adapters(binder *b, br_class cls, int32_t layer, i
 static model_map bind_map(binder *b, br_class cls, int32_t layer) {
     return (model_map){.w = bind_mat(b, cls, layer), .lora = bind_adapters(b, cls, layer, 1, 0)};
 }
+
+/* ---- layers --------------------------------------------------------------------------------------------------------------- */
 
 static void bind_kda(binder *b, int32_t layer, kda_weights *w) {
     const br_config *c = &b->model->config;
@@ -133,48 +151,57 @@ static void bind_kda(binder *b, int32_t layer, kda_weights *w) {
 }
 
 /* kv_b rows of head h: d_nope of W_UK, then d_v of W_UV, each d_kv_latent long. W_UK is used transposed: it maps d_nope to
- * d_kv_latent. B of an adapter splits the same way, and its A serves W_UK transposed (N-LORA, absorbed kv_b). */
+ * d_kv_latent. B of an adapter splits the same way, and its A, one for all heads, serves W_UK transposed (N-LORA, absorbed). */
+static void bind_kv_b_slot(binder *b, int32_t layer, int32_t slot, bi_adapter *uk, bi_adapter *uv) {
+    const br_config *c = &b->model->config;
+    const lora_pair pair = lora_pair_of(b->adapters, slot, BR_W_MLA_KV_B, layer, -1);
+    const int32_t n_head = c->n_head, rank = pair.rank, latent = c->d_kv_latent;
+    if (!pair.a)
+        return;
+    bi_adapter k = {.a = take_stack(b, BI_FORM_BF16, n_head, rank, c->d_nope), .b = take_stack(b, BI_FORM_BF16, 1, latent, rank)};
+    bi_adapter v = {.a = take_stack(b, BI_FORM_BF16, 1, rank, latent), .b = take_stack(b, BI_FORM_BF16, n_head, c->d_v, rank)};
+    fill(b, &k.b, 0, (pack_job){.kind = PACK_BF16, .src = pair.a, .have_out = latent, .have_in = rank, .stride_out = 1, .stride_in = latent});
+    fill(b, &v.a, 0, (pack_job){.kind = PACK_BF16, .src = pair.a, .have_out = rank, .have_in = latent, .stride_out = latent, .stride_in = 1});
+    k.b.stride = v.a.stride = 0;
+    for (int32_t h = 0; h < n_head; h++) {
+        const bi_bf16 *rows = pair.b + (size_t)h * (size_t)(c->d_nope + c->d_v) * (size_t)rank;
+        fill(b, &k.a, h, (pack_job){.kind = PACK_BF16, .src = rows, .have_out = rank, .have_in = c->d_nope, .stride_out = 1, .stride_in = rank});
+        fill(b, &v.b, h, (pack_job){.kind = PACK_BF16, .src = rows + (size_t)c->d_nope * (size_t)rank, .have_out = c->d_v, .have_in = rank,
+                                    .stride_out = rank, .stride_in = 1});
+    }
+    float *s = STRUCTS(b, float, n_head), *s_device = MEMORY(b, float, n_head);
+    for (int32_t h = 0; h < n_head && is_real(b); h++)
+        s[h] = bi_const_lora_s(pair.alpha, rank, pair.rslora);
+    pack_jobs_add(&b->jobs, (pack_job){.kind = PACK_RAW, .dst = s_device, .src = s, .n = (int64_t)n_head * 4});
+    k.s = v.s = s_device;
+    if (is_real(b)) {
+        uk[slot] = k;
+        uv[slot] = v;
+    }
+}
+
 static void bind_kv_b(binder *b, int32_t layer, mla_weights *w) {
     const br_config *c = &b->model->config;
     const int32_t n_slot = b->model->n_slot, per_head = c->d_nope + c->d_v, latent = c->d_kv_latent;
     const br_tensor *t = tensor_of(b, BR_W_MLA_KV_B, layer, -1);
-    bi_mat *uk = BR_ARENA_ARRAY(b->arena, bi_mat, c->n_head), *uv = BR_ARENA_ARRAY(b->arena, bi_mat, c->n_head);
+    w->w_uk = take_stack(b, BI_FORM_BF16, c->n_head, latent, c->d_nope);
+    w->w_uv = take_stack(b, BI_FORM_BF16, c->n_head, c->d_v, latent);
     for (int32_t h = 0; h < c->n_head; h++) {
         const bi_bf16 *rows = (const bi_bf16 *)t->data + (size_t)h * (size_t)per_head * (size_t)latent;
-        bi_mat k = pack(b, latent, c->d_nope, (pack_job){.src = rows, .stride_out = 1, .stride_in = latent});
-        bi_mat v = pack_rows(b, rows + (size_t)c->d_nope * (size_t)latent, c->d_v, latent);
-        if (b->real) {
-            uk[h] = k;
-            uv[h] = v;
-        }
+        fill(b, &w->w_uk, h, (pack_job){.kind = PACK_BF16, .src = rows, .have_out = latent, .have_in = c->d_nope, .stride_out = 1, .stride_in = latent});
+        fill(b, &w->w_uv, h, (pack_job){.kind = PACK_BF16, .src = rows + (size_t)c->d_nope * (size_t)latent, .have_out = c->d_v, .have_in = latent,
+                                        .stride_out = latent, .stride_in = 1});
     }
-    w->w_uk = uk;
-    w->w_uv = uv;
     int any = 0;
     for (int32_t i = 0; i < n_slot && !any; i++)
         any = lora_pair_of(b->adapters, i, BR_W_MLA_KV_B, layer, -1).a != NULL;
     if (!any)
         return;
-    bi_adapter *k_slot = BR_ARENA_ARRAY(b->arena, bi_adapter, n_slot * c->n_head), *v_slot = BR_ARENA_ARRAY(b->arena, bi_adapter, n_slot * c->n_head);
-    w->lora_uk = k_slot;
-    w->lora_uv = v_slot;
-    for (int32_t i = 0; i < n_slot; i++) {
-        lora_pair pair = lora_pair_of(b->adapters, i, BR_W_MLA_KV_B, layer, -1);
-        if (!pair.a)
-            continue;
-        const float s = bi_const_lora_s(pair.alpha, pair.rank, pair.rslora);
-        const bi_mat a = pack_rows(b, pair.a, pair.rank, latent);
-        const bi_mat a_turned = pack(b, latent, pair.rank, (pack_job){.src = pair.a, .stride_out = 1, .stride_in = latent});
-        for (int32_t h = 0; h < c->n_head; h++) {
-            const bi_bf16 *rows = pair.b + (size_t)h * (size_t)per_head * (size_t)pair.rank;
-            bi_mat k_turned = pack(b, pair.rank, c->d_nope, (pack_job){.src = rows, .stride_out = 1, .stride_in = pair.rank});
-            bi_mat v = pack_rows(b, rows + (size_t)c->d_nope * (size_t)pair.rank, c->d_v, pair.rank);
-            if (b->real) {
-                k_slot[i * c->n_head + h] = (bi_adapter){.a = k_turned, .b = a_turned, .s = s};
-                v_slot[i * c->n_head + h] = (bi_adapter){.a = a, .b = v, .s = s};
-            }
-        }
-    }
+    bi_adapter *uk = STRUCTS(b, bi_adapter, n_slot), *uv = STRUCTS(b, bi_adapter, n_slot);
+    for (int32_t i = 0; i < n_slot; i++)
+        bind_kv_b_slot(b, layer, i, uk, uv);
+    w->lora_uk = uk;
+    w->lora_uv = uv;
 }
 
 static void bind_mla(binder *b, int32_t layer, mla_weights *w) {
@@ -209,17 +236,17 @@ static void bind_mlp(binder *b, int32_t layer, br_class gate, mlp_weights *w) {
     w->d_ff = w->gate.w.n_out;
 }
 
-static const bi_mat *bind_experts(binder *b, int32_t layer, br_class cls, br_class scale, int32_t n_out, int32_t n_in) {
+static bi_mat bind_experts(binder *b, int32_t layer, br_class cls, br_class scale, int32_t n_out, int32_t n_in) {
     const br_config *c = &b->model->config;
-    bi_mat *mat = BR_ARENA_ARRAY(b->arena, bi_mat, c->n_expert);
+    const bi_mat stack = take_stack(b, c->experts_fp4 ? BI_FORM_FP4 : BI_FORM_BF16, c->n_expert, n_out, n_in);
     for (int32_t e = 0; e < c->n_expert; e++) {
         const br_tensor *t = tensor_of(b, cls, layer, e);
-        bi_mat packed = c->experts_fp4 ? pack(b, n_out, n_in, (pack_job){.code = t->data, .scale = tensor_of(b, scale, layer, e)->data})
-                                       : pack_rows(b, t->data, n_out, n_in);
-        if (b->real)
-            mat[e] = packed;
+        if (c->experts_fp4)
+            fill(b, &stack, e, (pack_job){.kind = PACK_FP4, .src = t->data, .scale = tensor_of(b, scale, layer, e)->data});
+        else
+            fill(b, &stack, e, (pack_job){.kind = PACK_BF16, .src = t->data, .have_out = n_out, .have_in = n_in, .stride_out = n_in, .stride_in = 1});
     }
-    return mat;
+    return stack;
 }
 
 static void bind_moe(binder *b, int32_t layer, moe_weights *w) {
@@ -244,10 +271,9 @@ static void bind_moe(binder *b, int32_t layer, moe_weights *w) {
 
 static const float *bind_res(binder *b, br_class norm, br_class proj, int32_t layer) {
     const int32_t d = b->model->config.d_model;
-    float *w = BR_ARENA_ARRAY(b->arena, float, d);
+    float *w = MEMORY(b, float, d);
     const float *norm_row = bind_vector(b, norm, layer, d), *proj_row = bind_vector(b, proj, layer, d);
-    if (b->real)
-        note(b, b->model->backend.op->attnres_weight(b->model->backend.ctx, w, norm_row, proj_row, d));
+    pack_jobs_add_last(&b->jobs, (pack_job){.kind = PACK_RES, .dst = w, .src = norm_row, .scale = proj_row, .n = d});
     return w;
 }
 
@@ -269,6 +295,13 @@ static void bind_layer(binder *b, int32_t layer, model_layer *w) {
         bind_moe(b, layer, &w->moe);
 }
 
+enum { CACHE_ALIGN = 128 };
+
+static size_t take_offset(br_arena *measure, size_t bytes) {
+    br_arena_take(measure, bytes, CACHE_ALIGN);
+    return measure->used - bytes;
+}
+
 /* Where each layer's part lies in a page and in a state. */
 static void lay_out_caches(br_model *m) {
     const br_config *c = &m->config;
@@ -277,115 +310,98 @@ static void lay_out_caches(br_model *m) {
     for (int32_t l = 0; l < c->n_layer; l++) {
         model_layer *w = &m->layer[l];
         if (!c->layer_is_mla[l]) {
-            br_arena_take(&state, 0, 64);
-            w->kda.state_offset = (state.used + 63) & ~(size_t)63;
-            br_arena_take(&state, 3 * model_history_bytes(c), 64);
-            br_arena_take(&state, (size_t)br_config_kda_width(c) * (size_t)c->kda_d_head * sizeof(float), 4);
+            w->kda.history_offset = take_offset(&state, 3 * model_history_bytes(c));
+            w->kda.state_offset = take_offset(&state, op->kda_state_bytes(c->kda_n_head, c->kda_d_head));
             continue;
         }
-        w->mla.latent_offset = (page.used + 63) & ~(size_t)63;
-        br_arena_take(&page, op->latent_block_bytes(br_config_latent_dim(c)), 64);
-        w->mla.index_offset = (page.used + 63) & ~(size_t)63;
+        w->mla.latent_offset = take_offset(&page, op->latent_block_bytes(br_config_latent_dim(c)));
         if (c->index_topk)
-            br_arena_take(&page, op->index_block_bytes(c->index_d_head), 64);
+            w->mla.index_offset = take_offset(&page, op->index_block_bytes(c->index_d_head));
     }
-    m->page_bytes = (page.used + 63) & ~(size_t)63;
-    m->state_bytes = (state.used + 63) & ~(size_t)63;
+    m->page_bytes = take_offset(&page, 0);
+    m->state_bytes = take_offset(&state, 0);
 }
 
 static void bind_work(binder *b) {
     br_model *m = b->model;
     const br_config *c = &m->config;
     model_work *w = &m->work;
-    br_arena *arena = b->arena;
     const size_t n = (size_t)m->n_row_max, width = (size_t)br_config_kda_width(c), d = (size_t)c->d_model;
     const size_t d_value = (size_t)c->n_head * (size_t)c->d_v, mixed = width > d_value ? width : d_value;
     const size_t d_expert = (size_t)br_config_expert_width(c), shared_ff = (size_t)c->n_shared_expert * (size_t)c->d_expert_ff;
     const size_t d_ff = (size_t)c->d_ff > shared_ff ? (size_t)c->d_ff : shared_ff;
     const size_t n_bank = c->res_block ? (size_t)((c->n_layer + c->res_block - 1) / c->res_block) : 0;
     for (size_t i = 0; i < n_bank; i++)
-        w->bank[i] = BR_ARENA_ARRAY(arena, bi_bf16, n * d);
+        w->bank_room[i] = MEMORY(b, bi_bf16, n * d);
     bi_bf16 **rows[] = {&w->p, &w->x, &w->normed, &w->branch, &w->shared};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
-        *rows[i] = BR_ARENA_ARRAY(arena, bi_bf16, n * d);
+        *rows[i] = MEMORY(b, bi_bf16, n * d);
     bi_bf16 **wide[] = {&w->q_in, &w->k_in, &w->v_in, &w->q, &w->k, &w->v, &w->f};
     for (size_t i = 0; i < sizeof wide / sizeof wide[0]; i++)
-        *wide[i] = BR_ARENA_ARRAY(arena, bi_bf16, n * width);
-    w->low = BR_ARENA_ARRAY(arena, bi_bf16, n * (size_t)c->kda_d_gate_low);
-    w->b = BR_ARENA_ARRAY(arena, bi_bf16, n * (size_t)c->kda_n_head);
-    w->beta = BR_ARENA_ARRAY(arena, float, n * (size_t)c->kda_n_head);
-    w->decay = BR_ARENA_ARRAY(arena, float, n * width);
-    w->gate = BR_ARENA_ARRAY(arena, bi_bf16, n * mixed);
-    w->mixed = BR_ARENA_ARRAY(arena, bi_bf16, n * mixed);
-    w->o = BR_ARENA_ARRAY(arena, float, n * mixed);
-    w->cq = BR_ARENA_ARRAY(arena, bi_bf16, n * (size_t)c->d_q_latent);
-    w->query = BR_ARENA_ARRAY(arena, bi_bf16, n * (size_t)(c->n_head * (c->d_nope + c->d_rope)));
-    w->latent = BR_ARENA_ARRAY(arena, bi_bf16, n * (size_t)br_config_latent_dim(c));
-    w->absorbed = BR_ARENA_ARRAY(arena, bi_bf16, n * (size_t)(c->n_head * c->d_kv_latent));
-    w->z = BR_ARENA_ARRAY(arena, bi_bf16, n * (size_t)(c->n_head * c->d_kv_latent));
-    w->index_q = BR_ARENA_ARRAY(arena, bi_bf16, n * (size_t)(c->index_n_head * c->index_d_head));
-    w->index_k = BR_ARENA_ARRAY(arena, bi_bf16, n * (size_t)c->index_d_head);
-    w->index_w = BR_ARENA_ARRAY(arena, float, n * (size_t)c->index_n_head);
-    w->select = BR_ARENA_ARRAY(arena, int32_t, n * (size_t)c->index_topk);
-    w->n_select = BR_ARENA_ARRAY(arena, int32_t, n);
-    w->gate_f32 = BR_ARENA_ARRAY(arena, float, n * d_ff);
-    w->up_f32 = BR_ARENA_ARRAY(arena, float, n * d_ff);
-    w->act = BR_ARENA_ARRAY(arena, bi_bf16, n * d_ff);
-    w->expert = BR_ARENA_ARRAY(arena, int32_t, n * (size_t)c->n_expert_topk);
-    w->p_expert = BR_ARENA_ARRAY(arena, float, n * (size_t)c->n_expert_topk);
-    w->down_in = BR_ARENA_ARRAY(arena, bi_bf16, n * d_expert);
-    w->slots = BR_ARENA_ARRAY(arena, bi_bf16, n * (size_t)c->n_expert_topk * d_expert);
-    w->combined = BR_ARENA_ARRAY(arena, bi_bf16, n * d_expert);
+        *wide[i] = MEMORY(b, bi_bf16, n * width);
+    w->low = MEMORY(b, bi_bf16, n * (size_t)c->kda_d_gate_low);
+    w->b = MEMORY(b, bi_bf16, n * (size_t)c->kda_n_head);
+    w->beta = MEMORY(b, float, n * (size_t)c->kda_n_head);
+    w->decay = MEMORY(b, float, n * width);
+    w->gate = MEMORY(b, bi_bf16, n * mixed);
+    w->mixed = MEMORY(b, bi_bf16, n * mixed);
+    w->o = MEMORY(b, float, n * mixed);
+    w->cq = MEMORY(b, bi_bf16, n * (size_t)c->d_q_latent);
+    w->query = MEMORY(b, bi_bf16, n * (size_t)(c->n_head * (c->d_nope + c->d_rope)));
+    w->latent = MEMORY(b, bi_bf16, n * (size_t)br_config_latent_dim(c));
+    w->absorbed = MEMORY(b, bi_bf16, n * (size_t)(c->n_head * c->d_kv_latent));
+    w->z = MEMORY(b, bi_bf16, n * (size_t)(c->n_head * c->d_kv_latent));
+    w->index_q = MEMORY(b, bi_bf16, n * (size_t)(c->index_n_head * c->index_d_head));
+    w->index_k = MEMORY(b, bi_bf16, n * (size_t)c->index_d_head);
+    w->index_w = MEMORY(b, float, n * (size_t)c->index_n_head);
+    w->select = MEMORY(b, int32_t, n * (size_t)c->index_topk);
+    w->n_select = MEMORY(b, int32_t, n);
+    w->gate_f32 = MEMORY(b, float, n * d_ff);
+    w->up_f32 = MEMORY(b, float, n * d_ff);
+    w->act = MEMORY(b, bi_bf16, n * d_ff);
+    w->expert = MEMORY(b, int32_t, n * (size_t)c->n_expert_topk);
+    w->p_expert = MEMORY(b, float, n * (size_t)c->n_expert_topk);
+    w->down_in = MEMORY(b, bi_bf16, n * d_expert);
+    w->slots = MEMORY(b, bi_bf16, n * (size_t)c->n_expert_topk * d_expert);
+    w->combined = MEMORY(b, bi_bf16, n * d_expert);
 }
 
 static void bind_all(binder *b) {
     br_model *m = b->model;
     const br_config *c = &m->config;
     const br_tensor *embed = tensor_of(b, BR_W_EMBED, -1, -1);
-    m->layer = BR_ARENA_ARRAY(b->arena, model_layer, c->n_layer);
-    bi_bf16 *table = BR_ARENA_ARRAY(b->arena, bi_bf16, (size_t)c->n_vocab * (size_t)c->d_model);
-    m->embed = table;
-    if (b->real)
-        memcpy(table, embed->data, (size_t)c->n_vocab * (size_t)c->d_model * sizeof(bi_bf16));
+    const int64_t n_embed = (int64_t)c->n_vocab * c->d_model;
+    m->layer = STRUCTS(b, model_layer, c->n_layer);
+    m->embed = MEMORY(b, bi_bf16, n_embed);
+    pack_jobs_add(&b->jobs, (pack_job){.kind = PACK_RAW, .dst = (void *)(uintptr_t)m->embed, .src = embed->data, .n = n_embed * 2});
     m->head = bind_mat(b, BR_W_HEAD, -1);
     m->final_norm = bind_vector(b, BR_W_FINAL_NORM, -1, c->d_model);
     if (c->res_block)
         m->out_res = bind_res(b, BR_W_OUT_RES_NORM, BR_W_OUT_RES_PROJ, -1);
     for (int32_t l = 0; l < c->n_layer; l++) {
         model_layer ignored = {0}; /* the measuring pass has no layer array yet */
-        bind_layer(b, l, b->real ? &m->layer[l] : &ignored);
+        bind_layer(b, l, is_real(b) ? &m->layer[l] : &ignored);
     }
     bind_work(b);
 }
 
-static void run_pack_job(void *context, int i, int thread) {
-    (void)thread;
-    binder *b = context;
-    const pack_job *job = &b->job[i];
-    const bi_backend *to = &b->model->backend;
-    if (job->code)
-        note(b, to->op->mat_pack_fp4(to->ctx, job->dst, job->n_out, job->n_in, job->code, job->scale));
-    else
-        note(b, to->op->mat_pack_bf16(to->ctx, job->dst, job->n_out, job->n_in, job->src, job->stride_out, job->stride_in));
-}
-
 br_status model_bind(br_model *model, const br_model_options *options) {
-    br_arena measure = {0};
-    binder b = {.model = model, .weights = options->weights, .adapters = options->adapters, .arena = &measure};
+    br_status status;
+    br_arena structs = {0}, memory = {0};
+    void *block = NULL;
+    binder b = {.model = model, .weights = options->weights, .adapters = options->adapters, .arena = &structs, .memory = &memory};
     bind_all(&b);
-    BR_TRY(br_mem_alloc((void **)&b.job, (size_t)b.n_job * sizeof(pack_job), "the list of matrices to pack"));
-    model->arena.size = measure.used;
-    br_status status = br_mem_alloc((void **)&model->arena.base, measure.used, "packed weights and work buffers");
-    if (status == BR_OK) {
-        b.arena = &model->arena;
-        b.real = 1;
-        b.n_job = 0;
-        bind_all(&b);
-        lay_out_caches(model);
-        br_pool_run(options->pool, run_pack_job, &b, b.n_job);
-        if (b.status != BR_OK)
-            status = br_fail(b.status, "the backend could not pack the weights: %s", br_status_name(b.status));
-    }
-    br_mem_free(b.job);
+    BR_TRY(pack_jobs_open(&b.jobs));
+    BR_TRY_GOTO(br_mem_alloc((void **)&model->arena.base, structs.used, "the model's tables"), exit);
+    BR_TRY_GOTO(br_device_alloc(model->device, memory.used, "packed weights and work buffers", &block), exit);
+    model->arena.size = structs.used;
+    model->memory = (br_arena){.base = block, .size = memory.used};
+    b.arena = &model->arena;
+    b.memory = &model->memory;
+    bind_all(&b);
+    lay_out_caches(model);
+    status = pack_jobs_run(&b.jobs, &model->backend, model->device, options->pool);
+exit:
+    pack_jobs_close(&b.jobs);
     return status;
 }

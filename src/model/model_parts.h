@@ -16,14 +16,14 @@ typedef struct kda_weights {
     model_map g;        /* full-rank output gate */
     model_map g_a, g_b; /* or low-rank, Kimi-Linear */
     const float *conv_q, *conv_k, *conv_v, *a_log, *dt_bias, *o_norm;
-    size_t state_offset; /* in a sequence's state: three conv histories, then S */
+    size_t history_offset, state_offset; /* in a sequence's state: three conv histories, and S */
 } kda_weights;
 
 typedef struct mla_weights {
     model_map q_a, q_b; /* or q alone, Kimi-Linear */
     model_map q, kv_a, g, o;
-    const bi_mat *w_uk, *w_uv;              /* (n_head) halves of kv_b, absorbed: (d_kv_latent, d_nope), (d_v, d_kv_latent) */
-    const bi_adapter *lora_uk, *lora_uv;    /* (n_slot, n_head) */
+    bi_mat w_uk, w_uv;                      /* stacks of n_head, halves of kv_b: (d_kv_latent, d_nope), (d_v, d_kv_latent) */
+    const bi_adapter *lora_uk, *lora_uv;    /* (n_slot), of stacks as tall */
     const float *q_norm, *kv_norm;
     bi_mat index_q, index_k, index_weight;
     const float *index_norm, *index_norm_bias;
@@ -40,8 +40,8 @@ typedef struct moe_weights {
     const float *router_bias;
     model_map latent_down, latent_up;
     const float *latent_norm;
-    const bi_mat *w1, *w3, *w2;               /* (n_expert) */
-    const bi_adapter *lora1, *lora3, *lora2;  /* (n_slot, n_expert) */
+    bi_mat w1, w3, w2;                        /* stacks of n_expert */
+    const bi_adapter *lora1, *lora3, *lora2;  /* (n_slot), of stacks as tall */
     mlp_weights shared;
 } moe_weights;
 
@@ -54,9 +54,9 @@ typedef struct model_layer {
     moe_weights moe;
 } model_layer;
 
-/* Work buffers of one step, R = n_row_max rows each. */
+/* Work buffers of one step, R = n_row_max rows each, in the device's memory. */
 typedef struct model_work {
-    bi_bf16 *bank[BR_BANK_MAX];
+    bi_bf16 *bank_room[BR_BANK_MAX]; /* (R, d_model), one for each row that a forward puts into the bank */
     bi_bf16 *p, *x, *normed, *branch; /* (R, d_model): running sum, mixed row, its norm, output of a block */
     /* KDA (R, n_head * d_head) */
     bi_bf16 *q_in, *k_in, *v_in, *q, *k, *v, *low, *f, *b, *gate, *mixed;
@@ -75,6 +75,7 @@ typedef struct model_work {
 struct br_model {
     br_config config;
     bi_backend backend;
+    br_device *device;
     br_comm comm;
     int32_t n_row_max, n_slot;
     const bi_bf16 *embed; /* (n_vocab, d_model) */
@@ -85,7 +86,8 @@ struct br_model {
     float attn_alpha, index_c, kda_scale;
     bi_act act;
     size_t page_bytes, state_bytes;
-    br_arena arena;
+    br_arena arena;  /* structs, in host memory */
+    br_arena memory; /* packed weights and work buffers, in the device's */
 };
 
 /* Fills everything but the sizes known from the config; runs twice, measuring and real (model_bind.c). */

@@ -164,6 +164,10 @@ br_status sched_abort(sched *s, uint64_t id) {
     return BR_OK;
 }
 
+int32_t sched_table_ld(const sched *s) {
+    return s->table_ld;
+}
+
 int32_t sched_n_left(const sched *s) {
     return s->opt.n_queue_max - s->seq_pool.n_free;
 }

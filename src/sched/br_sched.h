@@ -64,6 +64,7 @@ br_status sched_submit(sched *s, const sched_request *request);
 /* The request is forgotten: at once, or at the sched_result to come when it is part of the plan (its outcome is not looked
  * at). BR_E_NOT_FOUND: no such request, or aborted before. */
 br_status sched_abort(sched *s, uint64_t id);
+int32_t sched_table_ld(const sched *s); /* the table_ld of every plan */
 int32_t sched_n_left(const sched *s); /* requests held, aborted ones of a plan in flight included */
 
 typedef struct sched_copy {

@@ -1,0 +1,20 @@
+/* A build without CUDA: asking for its backend is answered with a sentence. */
+#include "bi_cuda_open.h"
+
+br_status bi_backend_cuda_open(const bi_limits *limits, br_device *device, bi_backend *out) {
+    (void)limits;
+    (void)device;
+    *out = (bi_backend){NULL, NULL};
+    return br_fail(BR_E_UNSUPPORTED, "this build has no CUDA: no nvcc was found when it was configured");
+}
+
+const char *bi_cuda_launch_name(int32_t i) {
+    (void)i;
+    return NULL;
+}
+
+int64_t bi_cuda_launch_count(const bi_backend *backend, const char *name) {
+    (void)backend;
+    (void)name;
+    return 0;
+}

@@ -1,0 +1,18 @@
+/* bi_cuda_open: the CUDA backend's door, the only header of it that C code sees.
+ *
+ * Layer: kernels_batch_invariant. */
+#ifndef BI_CUDA_OPEN_H
+#define BI_CUDA_OPEN_H
+
+#include "bi_backend.h"
+#include "br_device.h"
+
+/* The device stays the caller's and must outlive the backend. Scratch is sized from the limits and taken here. Errors:
+ * BR_E_UNSUPPORTED (a build without CUDA, a host device), BR_E_NOMEM, BR_E_DEVICE. */
+br_status bi_backend_cuda_open(const bi_limits *limits, br_device *device, bi_backend *out);
+
+/* Kernels launched since the backend was opened, by name: how tests prove which ran. i from 0; NULL past the end. */
+const char *bi_cuda_launch_name(int32_t i);
+int64_t bi_cuda_launch_count(const bi_backend *backend, const char *name); /* NULL: all */
+
+#endif

@@ -1,0 +1,102 @@
+/* Choosing a device, and the mirrors, which look alike on all of them; see br_device.h. */
+#include "device_parts.h"
+
+#include <string.h>
+
+br_status br_device_open(const char *kind, br_device **out) {
+    *out = NULL;
+    if (kind && strcmp(kind, "host") == 0)
+        return br_device_host_open(out);
+    if (kind && strcmp(kind, "cuda") == 0)
+        return br_device_cuda_open(out);
+    if (kind)
+        return br_fail(BR_E_ARG, "device '%s': expected host or cuda", kind);
+    return br_device_cuda_open(out) == BR_OK ? BR_OK : br_device_host_open(out);
+}
+
+void br_device_close(br_device *device) {
+    if (device)
+        device->op->close(device);
+}
+
+int br_device_is_host(const br_device *device) {
+    return device->is_host;
+}
+
+const char *br_device_name(const br_device *device) {
+    return device->name;
+}
+
+void *br_device_stream(const br_device *device) {
+    return device->stream;
+}
+
+br_status br_device_alloc(br_device *device, size_t bytes, const char *what, void **out) {
+    return device->op->alloc(device, bytes, what, out);
+}
+
+void br_device_free(br_device *device, void *block) {
+    if (block)
+        device->op->free(device, block);
+}
+
+br_status br_device_memory(br_device *device, size_t *bytes_free, size_t *bytes_total) {
+    return device->op->memory(device, bytes_free, bytes_total);
+}
+
+br_status br_device_upload(br_device *device, void *dst, const void *src, size_t bytes) {
+    return device->op->upload(device, dst, src, bytes);
+}
+
+br_status br_device_download(br_device *device, void *dst, const void *src, size_t bytes) {
+    return device->op->download(device, dst, src, bytes);
+}
+
+br_status br_device_copy(br_device *device, void *dst, const void *src, size_t bytes) {
+    return device->op->copy(device, dst, src, bytes);
+}
+
+br_status br_device_wait(br_device *device) {
+    return device->op->wait(device);
+}
+
+br_status br_mirror_open(br_device *device, size_t bytes, const char *what, br_mirror *out) {
+    *out = (br_mirror){0};
+    void *block;
+    BR_TRY(device->op->locked_alloc(device, bytes, what, &block));
+    out->host = block;
+    out->device = block;
+    out->bytes = bytes;
+    if (device->is_host)
+        return BR_OK;
+    br_status status = device->op->alloc(device, bytes, what, &block);
+    out->device = block;
+    if (status != BR_OK)
+        br_mirror_close(device, out);
+    return status;
+}
+
+void br_mirror_close(br_device *device, br_mirror *mirror) {
+    if (mirror->device && mirror->device != mirror->host)
+        device->op->free(device, mirror->device);
+    if (mirror->host)
+        device->op->locked_free(device, mirror->host);
+    *mirror = (br_mirror){0};
+}
+
+br_status br_graph_begin(br_device *device) {
+    return device->op->graph_begin(device);
+}
+
+br_status br_graph_end(br_device *device, br_graph **out) {
+    return device->op->graph_end(device, out);
+}
+
+br_status br_graph_run(br_device *device, br_graph *graph) {
+    return device->op->graph_run(device, graph);
+}
+
+void br_graph_free(br_graph *graph) {
+    if (graph)
+        (*(const device_ops *const *)(void *)graph)->graph_free(graph); /* a graph begins with its device's table */
+}

@@ -1,0 +1,58 @@
+/* br_device: where the ops' memory lives: allocated once, filled and read in order, steps recorded and played again.
+ *
+ * Layer: device; includes base. Two kinds, one interface: "host", where device memory is host memory and everything happens
+ * at the call, and "cuda", where it is the memory of one GPU and everything happens in the order of one stream. It knows no
+ * tensor and no op. Nothing here allocates after open but the calls named alloc and graph.
+ *
+ * Errors of the device itself are BR_E_DEVICE; once one was seen, every later call fails with it. */
+#ifndef BR_DEVICE_H
+#define BR_DEVICE_H
+
+#include "br_status.h"
+#include <stddef.h>
+
+typedef struct br_device br_device;
+typedef struct br_graph br_graph; /* a recorded step */
+
+/* kind: "host", "cuda", or NULL: cuda where a usable GPU is, else host. BR_E_UNSUPPORTED: this build has no CUDA, or the GPU is of
+ * another architecture than sm_90; BR_E_DEVICE: no GPU; BR_E_ARG: another name. */
+br_status br_device_open(const char *kind, br_device **out);
+void br_device_close(br_device *device); /* NULL is a no-op */
+int br_device_is_host(const br_device *device);
+const char *br_device_name(const br_device *device); /* "host", or the GPU's name */
+
+/* Zeroed, 256-byte aligned. BR_E_NOMEM: the sentence has the bytes wanted and the bytes free. */
+br_status br_device_alloc(br_device *device, size_t bytes, const char *what, void **out);
+void br_device_free(br_device *device, void *block); /* NULL is a no-op */
+br_status br_device_memory(br_device *device, size_t *bytes_free, size_t *bytes_total);
+
+/* In stream order. The host side must stay as it is until br_device_wait returns, which says that all before it is done. On a
+ * host device a copy onto itself is a no-op. */
+br_status br_device_upload(br_device *device, void *dst, const void *src, size_t bytes);
+br_status br_device_download(br_device *device, void *dst, const void *src, size_t bytes);
+br_status br_device_copy(br_device *device, void *dst, const void *src, size_t bytes);
+br_status br_device_wait(br_device *device);
+
+/* One block seen from both sides at equal offsets; one and the same memory on a host device, page-locked on the host's side
+ * on any other. */
+typedef struct br_mirror {
+    unsigned char *host, *device;
+    size_t bytes;
+} br_mirror;
+br_status br_mirror_open(br_device *device, size_t bytes, const char *what, br_mirror *out);
+void br_mirror_close(br_device *device, br_mirror *mirror);
+/* The device's address of what lies at `host` inside the mirror. */
+static inline void *br_mirror_at(const br_mirror *mirror, const void *host) {
+    return mirror->device + ((const unsigned char *)host - mirror->host);
+}
+
+/* Between begin and end calls are recorded instead of run. A host device records nothing: *out is NULL, and the caller runs the
+ * step itself. */
+br_status br_graph_begin(br_device *device);
+br_status br_graph_end(br_device *device, br_graph **out);
+br_status br_graph_run(br_device *device, br_graph *graph);
+void br_graph_free(br_graph *graph); /* NULL is a no-op */
+
+void *br_device_stream(const br_device *device); /* a cudaStream_t; NULL on a host device */
+
+#endif

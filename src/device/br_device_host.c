@@ -1,0 +1,80 @@
+/* The host as a device: its memory is ours, everything happens at the call; see br_device.h. */
+#include "device_parts.h"
+
+#include "br_mem.h"
+
+#include <string.h>
+#include <unistd.h>
+
+static void host_close(br_device *device) {
+    br_mem_free(device);
+}
+
+static br_status host_alloc(br_device *device, size_t bytes, const char *what, void **out) {
+    (void)device;
+    return br_mem_alloc(out, bytes, what);
+}
+
+static void host_free(br_device *device, void *block) {
+    (void)device;
+    br_mem_free(block);
+}
+
+static br_status host_memory(br_device *device, size_t *bytes_free, size_t *bytes_total) {
+    (void)device;
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    *bytes_free = (size_t)sysconf(_SC_AVPHYS_PAGES) * page;
+    *bytes_total = (size_t)sysconf(_SC_PHYS_PAGES) * page;
+    return BR_OK;
+}
+
+static br_status host_copy(br_device *device, void *dst, const void *src, size_t bytes) {
+    (void)device;
+    if (dst != src)
+        memcpy(dst, src, bytes);
+    return BR_OK;
+}
+
+static br_status host_nothing(br_device *device) {
+    (void)device;
+    return BR_OK;
+}
+
+static br_status host_graph_end(br_device *device, br_graph **out) {
+    (void)device;
+    *out = NULL;
+    return BR_OK;
+}
+
+static br_status host_graph_run(br_device *device, br_graph *graph) {
+    (void)device;
+    (void)graph;
+    return br_fail(BR_E_ARG, "a host device has no recorded steps");
+}
+
+static void host_graph_free(br_graph *graph) {
+    (void)graph;
+}
+
+static const device_ops HOST_OPS = {
+    .close = host_close,
+    .alloc = host_alloc,
+    .free = host_free,
+    .memory = host_memory,
+    .upload = host_copy,
+    .download = host_copy,
+    .copy = host_copy,
+    .wait = host_nothing,
+    .locked_alloc = host_alloc,
+    .locked_free = host_free,
+    .graph_begin = host_nothing,
+    .graph_end = host_graph_end,
+    .graph_run = host_graph_run,
+    .graph_free = host_graph_free,
+};
+
+br_status br_device_host_open(br_device **out) {
+    BR_TRY(br_mem_alloc((void **)out, sizeof **out, "the host device"));
+    **out = (br_device){.op = &HOST_OPS, .name = "host", .is_host = 1};
+    return BR_OK;
+}

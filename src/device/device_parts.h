@@ -1,0 +1,34 @@
+/* device_parts: the table that each kind of device fills. Internal to src/device. */
+#ifndef DEVICE_PARTS_H
+#define DEVICE_PARTS_H
+
+#include "br_device.h"
+
+typedef struct device_ops {
+    void (*close)(br_device *);
+    br_status (*alloc)(br_device *, size_t bytes, const char *what, void **out);
+    void (*free)(br_device *, void *block);
+    br_status (*memory)(br_device *, size_t *bytes_free, size_t *bytes_total);
+    br_status (*upload)(br_device *, void *dst, const void *src, size_t bytes);
+    br_status (*download)(br_device *, void *dst, const void *src, size_t bytes);
+    br_status (*copy)(br_device *, void *dst, const void *src, size_t bytes);
+    br_status (*wait)(br_device *);
+    br_status (*locked_alloc)(br_device *, size_t bytes, const char *what, void **out); /* host memory for transfers, zeroed */
+    void (*locked_free)(br_device *, void *block);
+    br_status (*graph_begin)(br_device *);
+    br_status (*graph_end)(br_device *, br_graph **out);
+    br_status (*graph_run)(br_device *, br_graph *graph);
+    void (*graph_free)(br_graph *graph);
+} device_ops;
+
+struct br_device {
+    const device_ops *op;
+    const char *name;
+    void *stream;
+    int is_host;
+};
+
+br_status br_device_host_open(br_device **out);
+br_status br_device_cuda_open(br_device **out); /* in br_device_cuda.cu, or what a build without CUDA says */
+
+#endif

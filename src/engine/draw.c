@@ -1,0 +1,89 @@
+/* Drawing tokens; see draw.h. */
+#include "draw.h"
+
+static void lay_out_in(draw *d, br_arena *arena) {
+    d->row = BR_ARENA_ARRAY(arena, int32_t, d->n_max);
+    d->setting = BR_ARENA_ARRAY(arena, bi_sampling, d->n_max);
+    d->forced = BR_ARENA_ARRAY(arena, int32_t, d->n_max);
+}
+
+static void lay_out_out(draw *d, br_arena *arena) {
+    d->token = BR_ARENA_ARRAY(arena, int32_t, d->n_max);
+    float **number[] = {&d->logprob, &d->logprob_raw, &d->logprob_kept, &d->entropy};
+    for (size_t i = 0; i < sizeof number / sizeof number[0]; i++)
+        *number[i] = BR_ARENA_ARRAY(arena, float, d->n_max);
+    d->fault = BR_ARENA_ARRAY(arena, uint32_t, d->n_max);
+    d->top = BR_ARENA_ARRAY(arena, bi_top, (size_t)d->n_max * BR_TOP_LOGPROBS_MAX);
+}
+
+static br_status open_mirror(draw *d, void (*lay_out)(draw *d, br_arena *arena), br_mirror *mirror) {
+    br_arena measure = {0};
+    lay_out(d, &measure);
+    BR_TRY(br_mirror_open(d->loaded->device, measure.used, "samples of a step", mirror));
+    br_arena real = {.base = mirror->host, .size = measure.used};
+    lay_out(d, &real);
+    return BR_OK;
+}
+
+br_status draw_open(draw *d, br_loaded *loaded, int32_t n_max) {
+    const size_t x_bytes = (size_t)n_max * (size_t)loaded->config.d_model * sizeof(bi_bf16), align = 256;
+    const size_t logit_bytes = (size_t)n_max * (size_t)loaded->config.n_vocab * sizeof(float);
+    void *memory;
+    *d = (draw){.loaded = loaded, .n_max = n_max};
+    BR_TRY(open_mirror(d, lay_out_in, &d->in));
+    BR_TRY(open_mirror(d, lay_out_out, &d->out));
+    const size_t logit_at = (x_bytes + align - 1) / align * align;
+    BR_TRY(br_device_alloc(loaded->device, logit_at + logit_bytes, "logits", &memory));
+    d->memory = memory;
+    d->x = memory;
+    d->logit = (float *)(void *)(d->memory + logit_at);
+    return BR_OK;
+}
+
+void draw_close(draw *d) {
+    if (!d->loaded || !d->loaded->device)
+        return;
+    br_device_free(d->loaded->device, d->memory);
+    br_mirror_close(d->loaded->device, &d->in);
+    br_mirror_close(d->loaded->device, &d->out);
+}
+
+static br_status gather(draw *d, int32_t n, const void *x, size_t row_bytes, void *y) {
+    bi_gather_args args = {.n = n, .row_bytes = row_bytes, .x = x, .row = br_mirror_at(&d->in, d->row), .y = y};
+    return d->loaded->backend.op->gather(d->loaded->backend.ctx, &args);
+}
+
+void draw_pad(draw *d, int32_t n_used, int32_t n) {
+    BR_ASSERT(n <= d->n_max);
+    for (int32_t i = n_used; i < n; i++) {
+        d->row[i] = -1;
+        d->setting[i] = (bi_sampling){.top_p_q32 = bi_sample_top_p(1)};
+        d->forced[i] = -1;
+    }
+}
+
+br_status draw_upload(draw *d) {
+    return br_device_upload(d->loaded->device, d->in.device, d->in.host, d->in.bytes);
+}
+
+br_status draw_download(draw *d) {
+    return br_device_download(d->loaded->device, d->out.host, d->out.device, d->out.bytes);
+}
+
+br_status draw_ops(draw *d, int32_t n, const bi_bf16 *final, const uint32_t *row_fault) {
+    const br_config *c = &d->loaded->config;
+    const br_mirror *out = &d->out;
+    uint32_t *fault = br_mirror_at(out, d->fault);
+    if (n == 0)
+        return BR_OK;
+    BR_TRY(gather(d, n, final, (size_t)c->d_model * sizeof *final, d->x));
+    BR_TRY(gather(d, n, row_fault, sizeof *row_fault, fault));
+    BR_TRY(br_model_logits(d->loaded->model, n, d->x, d->logit, fault));
+    bi_sample_args args = {
+        .n_row = n, .n_vocab = c->n_vocab, .logit = d->logit, .logit_ld = c->n_vocab, .setting = br_mirror_at(&d->in, d->setting),
+        .forced = br_mirror_at(&d->in, d->forced), .token = br_mirror_at(out, d->token), .logprob = br_mirror_at(out, d->logprob),
+        .logprob_raw = br_mirror_at(out, d->logprob_raw), .logprob_kept = br_mirror_at(out, d->logprob_kept),
+        .entropy = br_mirror_at(out, d->entropy), .top = br_mirror_at(out, d->top), .top_ld = BR_TOP_LOGPROBS_MAX, .row_fault = fault,
+    };
+    return d->loaded->backend.op->sample(d->loaded->backend.ctx, &args);
+}

@@ -1,0 +1,10 @@
+/* The suites of the GPU's runner, one a kernel family. */
+SUITE(row)
+SUITE(linear)
+SUITE(kda)
+SUITE(attn)
+SUITE(index)
+SUITE(route)
+SUITE(experts)
+SUITE(head)
+SUITE(sample)

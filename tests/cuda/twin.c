@@ -1,0 +1,176 @@
+/* Twin memory for op tests; see twin.h. */
+#include "twin.h"
+
+#include "br_mem.h"
+#include "test_support.h"
+
+#include <string.h>
+
+enum { GUARD = 256, POISON = 0xff };
+
+void twin_open(twin *t, const bi_limits *limits, size_t bytes) {
+    memset(t, 0, sizeof *t);
+    t->size = bytes;
+    CHECK_OK(br_pool_open(br_pool_core_count(), &t->pool));
+    CHECK_OK(br_device_open("cuda", &t->device));
+    CHECK_OK(bi_backend_oracle_open(limits, t->pool, NULL, &t->backend[TWIN_ORACLE]));
+    CHECK_OK(bi_backend_cuda_open(limits, t->device, &t->backend[TWIN_CUDA]));
+    CHECK_OK(br_mem_alloc((void **)&t->host, bytes, "a twin"));
+    CHECK_OK(br_mem_alloc((void **)&t->back, bytes, "a twin"));
+    CHECK_OK(br_device_alloc(t->device, bytes, "a twin", (void **)&t->device_side));
+    twin_reset(t);
+}
+
+void twin_reset(twin *t) {
+    CHECK_OK(br_device_wait(t->device));
+    for (int i = 0; i < t->n_block; i++) {
+        br_mem_free(t->block[i].side[TWIN_ORACLE]);
+        br_device_free(t->device, t->block[i].side[TWIN_CUDA]);
+    }
+    t->n_block = t->n_array = 0;
+    memset(t->host, POISON, t->size);
+    t->used = 0;
+}
+
+void twin_close(twin *t) {
+    twin_reset(t);
+    br_mem_free(t->host);
+    br_mem_free(t->back);
+    br_device_free(t->device, t->device_side);
+    bi_backend_close(&t->backend[TWIN_CUDA]);
+    bi_backend_close(&t->backend[TWIN_ORACLE]);
+    br_device_close(t->device);
+    br_pool_close(t->pool);
+}
+
+void *twin_take(twin *t, const char *name, size_t bytes) {
+    const size_t at = (t->used + GUARD - 1) / GUARD * GUARD + GUARD;
+    ck_assert_msg(at + bytes + GUARD <= t->size, "the twin of %zu bytes is too small for %s of %zu", t->size, name, bytes);
+    ck_assert_int_lt(t->n_array, TWIN_ARRAY_MAX);
+    t->array[t->n_array].name = name;
+    t->array[t->n_array].at = at;
+    t->array[t->n_array++].bytes = bytes;
+    t->used = at + bytes;
+    return t->host + at;
+}
+
+void *twin_at(const twin *t, twin_side side, const void *host) {
+    if (!host)
+        return NULL;
+    const size_t at = (size_t)((const unsigned char *)host - t->host);
+    ck_assert_msg(at < t->size, "an array that is not the twin's");
+    return (side == TWIN_ORACLE ? t->host : t->device_side) + at;
+}
+
+twin_block twin_private(twin *t, size_t bytes_oracle, size_t bytes_cuda) {
+    unsigned char *poison;
+    ck_assert_int_lt(t->n_block, TWIN_BLOCK_MAX);
+    twin_block *block = &t->block[t->n_block++];
+    block->bytes[TWIN_ORACLE] = bytes_oracle;
+    block->bytes[TWIN_CUDA] = bytes_cuda;
+    CHECK_OK(br_mem_alloc(&block->side[TWIN_ORACLE], bytes_oracle, "a twin block"));
+    CHECK_OK(br_device_alloc(t->device, bytes_cuda, "a twin block", &block->side[TWIN_CUDA]));
+    CHECK_OK(br_mem_alloc((void **)&poison, bytes_cuda, "poison"));
+    memset(block->side[TWIN_ORACLE], POISON, bytes_oracle);
+    memset(poison, POISON, bytes_cuda);
+    CHECK_OK(br_device_upload(t->device, block->side[TWIN_CUDA], poison, bytes_cuda));
+    CHECK_OK(br_device_wait(t->device));
+    br_mem_free(poison);
+    return *block;
+}
+
+static twin_mat new_stack(twin *t, bi_form form, int n, int n_out, int n_in) {
+    twin_mat mat;
+    size_t stride[2];
+    for (int side = 0; side < 2; side++)
+        stride[side] = t->backend[side].op->mat_bytes(form, n_out, n_in);
+    twin_block block = twin_private(t, stride[0] * (size_t)n, stride[1] * (size_t)n);
+    for (int side = 0; side < 2; side++)
+        mat.side[side] = (bi_mat){.data = block.side[side], .n_out = n_out, .n_in = n_in, .form = form, .stride = stride[side]};
+    return mat;
+}
+
+twin_mat twin_stack(twin *t, const bi_bf16 *w, int n, int n_out, int n_in) {
+    twin_mat mat = new_stack(t, BI_FORM_BF16, n, n_out, n_in);
+    for (int side = 0; side < 2; side++)
+        for (int i = 0; i < n; i++)
+            CHECK_OK(t->backend[side].op->mat_pack_bf16(t->backend[side].ctx, (void *)bi_mat_at(&mat.side[side], i).data, n_out, n_in,
+                                                        w + (size_t)i * (size_t)n_out * (size_t)n_in, n_in, 1));
+    return mat;
+}
+
+twin_mat twin_stack_fp4(twin *t, const uint8_t *code, const uint8_t *scale, int n, int n_out, int n_in) {
+    twin_mat mat = new_stack(t, BI_FORM_FP4, n, n_out, n_in);
+    const size_t weights = (size_t)n_out * (size_t)n_in;
+    for (int side = 0; side < 2; side++)
+        for (int i = 0; i < n; i++)
+            CHECK_OK(t->backend[side].op->mat_pack_fp4(t->backend[side].ctx, (void *)bi_mat_at(&mat.side[side], i).data, n_out, n_in,
+                                                       code + (size_t)i * weights / 2, scale + (size_t)i * weights / 32));
+    return mat;
+}
+
+void twin_begin(twin *t) {
+    CHECK_OK(br_device_upload(t->device, t->device_side, t->host, t->used + GUARD));
+    CHECK_OK(br_device_wait(t->device));
+}
+
+br_status twin_wait(twin *t) {
+    return br_device_wait(t->device);
+}
+
+static const char *array_at(const twin *t, size_t at, size_t *index) {
+    for (int i = t->n_array - 1; i >= 0; i--) {
+        if (at < t->array[i].at)
+            continue;
+        *index = at - t->array[i].at;
+        return *index < t->array[i].bytes ? t->array[i].name : "the gap behind an array";
+    }
+    *index = at;
+    return "the first gap";
+}
+
+void twin_compare(twin *t, const char *what) {
+    size_t n_differ = 0, first = 0, index;
+    CHECK_OK(br_device_download(t->device, t->back, t->device_side, t->used + GUARD));
+    CHECK_OK(br_device_wait(t->device));
+    for (size_t i = 0; i < t->used + GUARD; i++) {
+        if (t->host[i] == t->back[i])
+            continue;
+        first = n_differ++ ? first : i;
+    }
+    if (!n_differ)
+        return;
+    uint32_t expected, found;
+    const char *name = array_at(t, first, &index);
+    memcpy(&expected, t->host + first / 4 * 4, sizeof expected);
+    memcpy(&found, t->back + first / 4 * 4, sizeof found);
+    ck_abort_msg("%s: %zu bytes differ, the first at byte %zu of %s: %08x from the GPU, %08x from the oracle", what, n_differ, index, name,
+                 found, expected);
+}
+
+twin_batch twin_batch_of(twin *t, const bi_seg *seg, int n_seg) {
+    int32_t n_row = 0;
+    bi_batch batch = {.n_seg = n_seg};
+    for (int i = 0; i < n_seg; i++)
+        n_row += seg[i].n_row;
+    bi_seg *segs = TWIN_ARRAY(t, bi_seg, "segments", n_seg);
+    int32_t *row_seg = TWIN_ARRAY(t, int32_t, "row_seg", n_row);
+    for (int i = 0, row = 0; i < n_seg; i++) {
+        segs[i] = seg[i];
+        segs[i].row = row;
+        for (int32_t k = 0; k < seg[i].n_row; k++)
+            row_seg[row++] = i;
+        if (seg[i].n_row > batch.seg_row_max)
+            batch.seg_row_max = seg[i].n_row;
+        if (seg[i].pos + seg[i].n_row - 1 > batch.pos_max)
+            batch.pos_max = seg[i].pos + seg[i].n_row - 1;
+    }
+    batch.n_row = n_row;
+    twin_batch both;
+    for (int side = 0; side < 2; side++) {
+        both.side[side] = batch;
+        both.side[side].seg = twin_at(t, (twin_side)side, segs);
+        both.side[side].row_seg = twin_at(t, (twin_side)side, row_seg);
+    }
+    return both;
+}
