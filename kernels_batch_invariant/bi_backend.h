@@ -9,6 +9,7 @@
 #include "bi_conv.h"
 #include "bi_embed.h"
 #include "bi_experts.h"
+#include "bi_generate.h"
 #include "bi_glu.h"
 #include "bi_head.h"
 #include "bi_index.h"
@@ -33,6 +34,9 @@ typedef struct bi_ops {
                                int64_t stride_in);
     /* code (n_out, n_in/2) two a byte, low nibble first; scale (n_out, n_in/32) E8M0 bytes 0..252; n_in a multiple of 32 */
     br_status (*mat_pack_fp4)(bi_ctx *, void *dst, int32_t n_out, int32_t n_in, const uint8_t *code, const uint8_t *scale);
+    /* The same from a recipe instead of a source, and vectors; see bi_generate.h. */
+    br_status (*mat_generate)(bi_ctx *, const bi_mat_generate_args *);
+    br_status (*vector_generate)(bi_ctx *, const bi_vector_generate_args *);
     /* Bytes of what a layer keeps of a sequence, and of a block of cached positions. */
     size_t (*kda_state_bytes)(int32_t n_head, int32_t d);
     size_t (*latent_block_bytes)(int32_t d_latent);

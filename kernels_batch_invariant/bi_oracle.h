@@ -50,6 +50,8 @@ br_status BI_FN(bi_mat_pack_bf16)(bi_ctx *, void *dst, int32_t n_out, int32_t n_
                                   int64_t stride_in);
 br_status BI_FN(bi_mat_pack_fp4)(bi_ctx *, void *dst, int32_t n_out, int32_t n_in, const uint8_t *code,
                                  const uint8_t *scale);
+br_status BI_FN(bi_mat_generate)(bi_ctx *, const bi_mat_generate_args *);
+br_status BI_FN(bi_vector_generate)(bi_ctx *, const bi_vector_generate_args *);
 size_t BI_FN(bi_kda_state_bytes)(int32_t n_head, int32_t d);
 size_t BI_FN(bi_latent_block_bytes)(int32_t d_latent);
 size_t BI_FN(bi_index_block_bytes)(int32_t d);

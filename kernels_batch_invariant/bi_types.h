@@ -1,11 +1,11 @@
 /* bi_types: what all ops share: matrices, adapters, rows of a step, caches, faults.
  *
  * Layer: kernels_batch_invariant; includes base and numeric. All op arguments are plain structs of pointers and sizes owned
- * by the caller. The structs themselves, and the arrays `slot` of bi_lora and `bank` of bi_attnres, are read at the call, in
- * host memory; every other pointer in them is memory of the backend's device (br_device.h). Ops never allocate, never keep a pointer after they return, and return BR_E_SHAPE, BR_E_ALIGN or BR_E_ARG
- * (with a sentence `op: what is found: expected range`) before they touch an output. Row t of an output depends on row t of
- * the inputs, on the weights, and where the op says so on the rows of the same sequence that lie before it; on nothing else
- * (P-2). */
+ * by the caller. The structs themselves, and the arrays `slot` of bi_lora and of bi_experts_args and `bank` of bi_attnres_args, are
+ * read at the call, in host memory; every other pointer in them is memory of the backend's device (br_device.h). Ops never
+ * allocate, never keep a pointer after they return, and return BR_E_SHAPE, BR_E_ALIGN or BR_E_ARG (with a sentence `op: what is
+ * found: expected range`) before they touch an output. Row t of an output depends on row t of the inputs, on the weights, and
+ * where the op says so on the rows of the same sequence that lie before it; on nothing else (P-2). */
 #ifndef BI_TYPES_H
 #define BI_TYPES_H
 

@@ -3,6 +3,8 @@
 
 #include "br_mem.h"
 #include "lora_file.h"
+#include "lora_recipe.h"
+#include "recipe_json.h"
 #include "safetensors.h"
 
 #include <stdio.h>
@@ -15,6 +17,7 @@ typedef struct lora_adapter {
     lora_pair *pair;            /* (n_map) by br_weight_slot: linear classes are the first slots */
     uint16_t *owned;            /* tensors that could not stay in the file: F32, or at an odd address */
     size_t owned_used;
+    bi_weightgen *gen; /* (n_map, 2) A and B of a generated adapter, which has no file */
     int32_t n_pair, has_effect, last_is_zero; /* last: the tensor read last */
     br_digest digest;
 } lora_adapter;
@@ -124,6 +127,18 @@ static br_status take_tensor(const lora_set *set, const lora_peft *peft, lora_ad
 
 /* ---- one adapter ------------------------------------------------------------------------------------------------------ */
 
+static void add_values(br_hash_stream *stream, const uint16_t *value, const bi_weightgen *gen, int64_t n) {
+    if (!gen) {
+        br_hash_add(stream, value, sizeof *value * (size_t)n);
+        return;
+    }
+    const uint64_t number[2] = {gen->key, (uint64_t)gen->kind};
+    const uint32_t bits[2] = {bi_u32_of(gen->offset), bi_u32_of(gen->unit)};
+    br_hash_add(stream, "generated", sizeof "generated");
+    br_hash_add(stream, number, sizeof number);
+    br_hash_add(stream, bits, sizeof bits);
+}
+
 /* Each map has both halves or none, and those of target_modules have both. Also the digest: of each map's name, the numbers
  * that matter and the bf16 values, so the spelling of the files does not enter it. */
 static br_status check_pairs(const lora_set *set, const lora_peft *peft, lora_adapter *adapter) {
@@ -135,10 +150,10 @@ static br_status check_pairs(const lora_set *set, const lora_peft *peft, lora_ad
         char name[BR_NAME_BYTES];
         br_weight_expect(&set->config, i, &map);
         size_t n = lora_module_name(&set->config, map.cls, map.layer, map.expert, name);
-        int wanted = pair->a || pair->b || (peft->targets_are_all && lora_peft_is_target(peft, (lora_module){name, n}));
-        if (wanted && !(pair->a && pair->b))
-            return br_fail(BR_E_FORMAT, "%s: the tensor lora_%s of module %s is missing", adapter->file.path,
-                           pair->a ? "B" : "A", name);
+        int has_a = pair->a || pair->gen_a, has_b = pair->b || pair->gen_b;
+        int wanted = has_a || has_b || (peft->targets_are_all && lora_peft_is_target(peft, (lora_module){name, n}));
+        if (wanted && !(has_a && has_b))
+            return br_fail(BR_E_FORMAT, "%s: the tensor lora_%s of module %s is missing", adapter->file.path, has_a ? "B" : "A", name);
         if (!wanted)
             continue;
         adapter->n_pair++;
@@ -146,8 +161,8 @@ static br_status check_pairs(const lora_set *set, const lora_peft *peft, lora_ad
         br_hash_add(&stream, name, n + 1);
         br_hash_add(&stream, number, sizeof number);
         br_hash_add(&stream, &pair->alpha, sizeof pair->alpha);
-        br_hash_add(&stream, pair->a, sizeof *pair->a * (size_t)pair->rank * (size_t)pair->n_in);
-        br_hash_add(&stream, pair->b, sizeof *pair->b * (size_t)pair->rank * (size_t)pair->n_out);
+        add_values(&stream, pair->a, pair->gen_a, (int64_t)pair->rank * pair->n_in);
+        add_values(&stream, pair->b, pair->gen_b, (int64_t)pair->rank * pair->n_out);
     }
     adapter->digest = br_hash_end(&stream);
     return BR_OK;
@@ -168,23 +183,71 @@ static br_status alloc_adapter(const lora_set *set, lora_adapter *adapter) {
     return BR_OK;
 }
 
+static br_status check_adapter(lora_set *set, const lora_peft *peft, int32_t allow_zero, lora_adapter *adapter) {
+    const char *what = adapter->gen ? peft->what : adapter->file.path;
+    BR_TRY(check_pairs(set, peft, adapter));
+    BR_TRY(lora_peft_check_patterns(peft));
+    if (adapter->n_pair == 0)
+        return br_fail(BR_E_FORMAT, "%s: no tensors: expected an adapter on at least one linear map", what);
+    if (!adapter->has_effect && !allow_zero)
+        return br_fail(BR_E_FORMAT, "%s: every B or its alpha is zero: expected an adapter that has an effect, unless zero ones are allowed",
+                       what);
+    for (int64_t i = 0; i < set->n_map; i++)
+        if (adapter->pair[i].rank > set->rank_max)
+            set->rank_max = adapter->pair[i].rank;
+    return BR_OK;
+}
+
 static br_status build_adapter(lora_set *set, const lora_peft *peft, int32_t allow_zero, lora_adapter *adapter) {
     BR_TRY(lora_peft_check_targets(peft, &set->config));
     BR_TRY(alloc_adapter(set, adapter));
     for (int64_t i = 0; i < adapter->file.n_entry; i++)
         BR_TRY(take_tensor(set, peft, adapter, &adapter->file.entry[i]));
-    BR_TRY(check_pairs(set, peft, adapter));
-    BR_TRY(lora_peft_check_patterns(peft));
-    if (adapter->n_pair == 0)
-        return br_fail(BR_E_FORMAT, "%s: no tensors: expected an adapter on at least one linear map", adapter->file.path);
-    if (!adapter->has_effect && !allow_zero)
-        return br_fail(BR_E_FORMAT,
-                       "%s: every B or its alpha is zero: expected an adapter that has an effect, unless zero ones "
-                       "are allowed",
-                       adapter->file.path);
-    for (int64_t i = 0; i < set->n_map; i++)
-        if (adapter->pair[i].rank > set->rank_max)
-            set->rank_max = adapter->pair[i].rank;
+    return check_adapter(set, peft, allow_zero, adapter);
+}
+
+static bi_weightgen recipe_of(const lora_set *set, const br_expect *map, uint64_t seed, int is_b, int32_t n_term) {
+    char name[BR_NAME_BYTES];
+    lora_recipe_name(&set->config, map->cls, map->layer, map->expert, is_b, name);
+    return lora_recipe_of(seed, name, is_b, n_term);
+}
+
+/* No tensors: the maps are those that the targets name. */
+static br_status make_adapter(lora_set *set, const lora_peft *peft, uint64_t seed, int32_t allow_zero, lora_adapter *adapter) {
+    if (!peft->targets)
+        return br_fail(BR_E_FORMAT, "%s: target_modules: expected a list of names, which a generated adapter is made for", peft->what);
+    BR_TRY(lora_peft_check_targets(peft, &set->config));
+    BR_TRY(br_mem_alloc((void **)&adapter->gen, 2 * (size_t)set->n_map * sizeof *adapter->gen, "recipes of an adapter"));
+    BR_TRY(alloc_adapter(set, adapter));
+    for (int64_t i = 0; i < set->n_map; i++) {
+        br_expect map;
+        char name[BR_NAME_BYTES];
+        br_weight_expect(&set->config, i, &map);
+        const lora_module module = {.text = name, .n = lora_module_name(&set->config, map.cls, map.layer, map.expert, name)};
+        if (!lora_peft_is_target(peft, module))
+            continue;
+        lora_pair *pair = &adapter->pair[i];
+        bi_weightgen *gen = &adapter->gen[2 * i];
+        *pair = (lora_pair){.rank = lora_peft_rank(peft, module), .alpha = lora_peft_alpha(peft, module), .rslora = peft->rslora,
+                            .gen_a = &gen[0], .gen_b = &gen[1]};
+        br_linear_shape(&set->config, map.cls, map.layer, &pair->n_out, &pair->n_in);
+        gen[0] = recipe_of(set, &map, seed, 0, pair->n_in);
+        gen[1] = recipe_of(set, &map, seed, 1, pair->rank);
+        adapter->has_effect |= pair->alpha != 0;
+    }
+    return check_adapter(set, peft, allow_zero, adapter);
+}
+
+static br_status open_tensors(const lora_set *set, const char *dir, lora_adapter *adapter, recipe_json *recipe) {
+    static const char *const TENSORS[] = {"adapter_model.safetensors"};
+    char path[BR_PATH_BYTES];
+    if (recipe_json_exists(dir)) {
+        BR_TRY(recipe_json_check_alone(dir, TENSORS, 1));
+        return recipe_json_read(dir, &set->config, 1, recipe);
+    }
+    BR_TRY(br_file_join(path, dir, TENSORS[0]));
+    BR_TRY(st_open(path, &adapter->file));
+    adapter->bytes = adapter->file.map.bytes;
     return BR_OK;
 }
 
@@ -192,14 +255,16 @@ static br_status read_adapter(lora_set *set, const char *dir, int32_t allow_zero
     br_status status;
     br_map json = {0};
     lora_peft peft = {0};
+    recipe_json recipe = {0};
     char path[BR_PATH_BYTES];
-    BR_TRY_GOTO(br_file_join(path, dir, "adapter_model.safetensors"), exit);
-    BR_TRY_GOTO(st_open(path, &adapter->file), exit);
-    adapter->bytes = adapter->file.map.bytes;
+    BR_TRY_GOTO(open_tensors(set, dir, adapter, &recipe), exit);
     BR_TRY_GOTO(br_file_join(path, dir, "adapter_config.json"), exit);
     BR_TRY_GOTO(br_file_map(path, &json), exit);
     BR_TRY_GOTO(lora_peft_parse(path, (const char *)json.bytes, json.n, &peft), exit);
-    BR_TRY_GOTO(build_adapter(set, &peft, allow_zero, adapter), exit);
+    if (adapter->bytes)
+        BR_TRY_GOTO(build_adapter(set, &peft, allow_zero, adapter), exit);
+    else
+        BR_TRY_GOTO(make_adapter(set, &peft, recipe.seed, allow_zero, adapter), exit);
 exit:
     lora_peft_close(&peft);
     br_file_unmap(&json);
@@ -284,6 +349,7 @@ void lora_close(lora_set *set) {
         st_close(&set->adapter[i].file);
         br_mem_free(set->adapter[i].owned);
         br_mem_free(set->adapter[i].pair);
+        br_mem_free(set->adapter[i].gen);
     }
     br_mem_free(set);
 }

@@ -1,6 +1,8 @@
 /* lora_slots: PEFT adapters of a run, by name; what each does to each linear map.
  *
  * Layer: lora; includes base, weights (names and shapes), io's safetensors. No arithmetic. Owns the maps of the files.
+ * A folder with generated.json in place of adapter_model.safetensors holds a generated adapter (lora_recipe.h): its maps are those
+ * that target_modules names, with the ranks and scales of adapter_config.json, and no value is ever read.
  * Loads rank_pattern, alpha_pattern, use_rslora, per-expert and shared-A experts (spellings: lora_file.h), tensors in BF16,
  * or in F32 when every value is a bf16 number: a rounding here would run another adapter than the trainer's. Refuses by name
  * (BR_E_UNSUPPORTED): DoRA, biases, modules_to_save, fan_in_fan_out, target_parameters, any other feature that is switched
@@ -11,15 +13,17 @@
 #ifndef LORA_SLOTS_H
 #define LORA_SLOTS_H
 
+#include "bi_weightgen.h"
 #include "br_weights.h"
 
 /* A name is at most LORA_NAME_BYTES_MAX bytes: rollout files have that room. */
 enum { LORA_RANK_MAX = 256, LORA_ADAPTER_MAX = 64, LORA_NAME_BYTES_MAX = 63 };
 
-/* One adapter on one linear map. a (rank, n_in), b (n_out, rank), bf16, 2-byte aligned, valid until lora_close. Absent: both
- * NULL. */
+/* One adapter on one linear map. a (rank, n_in), b (n_out, rank), bf16, 2-byte aligned, valid until lora_close; of a generated
+ * adapter these are NULL, and recipes stand in their place. Absent: rank 0 and all NULL. */
 typedef struct lora_pair {
     const uint16_t *a, *b;
+    const bi_weightgen *gen_a, *gen_b;
     int32_t rank, n_in, n_out;
     double alpha;   /* after alpha_pattern; s = alpha / rank, or alpha / sqrt(rank) when rslora */
     int32_t rslora;
@@ -39,7 +43,8 @@ int32_t lora_count(const lora_set *set);
 const char *lora_name(const lora_set *set, int32_t slot);
 /* The slot; -1: not loaded. "base" and NULL are the caller's business. */
 int32_t lora_find(const lora_set *set, const char *name);
-/* Of each map's name, rank, alpha, rslora and bf16 values: equal however the files spell or store them. */
+/* Of each map's name, rank, alpha, rslora and bf16 values: equal however the files spell or store them. Of a generated adapter the
+ * recipes stand for the values. */
 br_digest lora_digest(const lora_set *set, int32_t slot);
 lora_pair lora_pair_of(const lora_set *set, int32_t slot, br_class cls, int32_t layer, int32_t expert);
 int32_t lora_rank_max(const lora_set *set);                /* 0 when there is no adapter */

@@ -57,7 +57,7 @@ typedef struct br_engine br_engine;
 
 typedef struct br_adapter_source {
     const char *name; /* what requests call it; unique, not "base" */
-    const char *dir;  /* PEFT folder: adapter_config.json, adapter_model.safetensors */
+    const char *dir;  /* PEFT folder: adapter_config.json, adapter_model.safetensors or generated.json */
 } br_adapter_source;
 
 /* Zero means the default in brackets. */
@@ -66,7 +66,7 @@ typedef struct br_engine_options {
     const br_adapter_source *adapter;
     int32_t n_adapter;
     int32_t allow_zero_adapter; /* accept an adapter whose B is all zero */
-    const char *backend;        /* NULL or "oracle" */
+    const char *backend;        /* "oracle", "cuda", or NULL: cuda where a usable GPU is */
     int32_t n_thread;           /* [all cores] */
     int32_t max_seqs;           /* sequences that run at once [64] */
     int32_t chunk_tokens;       /* rows of one step: decode rows first, then prefill chunks [256] */
@@ -189,6 +189,8 @@ typedef struct br_init_options {
     const char *lora_out_dir; /* with lora_rank; NULL: no adapter */
     uint64_t lora_seed;
     int32_t lora_only;        /* 1: leave the checkpoint as it is, write the adapter only */
+    int32_t recipe;           /* 1: generated.json in place of tensors, which are then made at each opening; the large presets, and
+                               * adapters of checkpoints in this form, have it always */
 } br_init_options;
 br_status br_job_init(const br_init_options *options, const br_watch *watch, br_report *report);
 
@@ -233,6 +235,21 @@ typedef struct br_dump_options {
     const char *adapter_override;
 } br_dump_options;
 br_status br_job_dump(const br_dump_options *options, br_line line, void *context, br_report *report);
+
+/* Times the ops at the widths of K3.1, a line a row. */
+typedef struct br_bench_options {
+    const char *backend;  /* NULL: "cuda"; "oracle" with scale "tiny" only, a dry run */
+    int32_t n_thread;     /* of the oracle [all cores] */
+    const char *scale;    /* NULL: "full"; "tiny": small shapes */
+    const char *rows;     /* NULL: all; else the beginnings of their names, commas between */
+    const char *peer;     /* command of the peer's process; "none"; NULL: the script of the repository where it is at hand */
+    const char *csv_path; /* NULL: none; else appended to */
+    const char *commit;   /* text of that column; NULL: empty */
+    int32_t quick;        /* 1: fewer and shorter repetitions */
+    int32_t list;         /* 1: only the names of the rows */
+} br_bench_options;
+/* n_seq of the report: rows; n_error: rows that failed, BR_E_MISMATCH then. BR_E_DEVICE, BR_E_UNSUPPORTED: no usable GPU. */
+br_status br_job_bench(const br_bench_options *options, br_line line, void *context, br_report *report);
 
 br_status br_job_inspect(const char *model_dir, br_line line, void *context); /* model_dir NULL: limits, layouts, constants */
 br_status br_job_digest(const char *dir, br_line line, void *context, br_report *report);

@@ -143,7 +143,7 @@ static const struct {
     {"generate --adapter red", "--adapter: expected NAME=DIR, found 'red'"},
     {"generate --adapter =red", "--adapter: expected NAME=DIR"},
     {"generate --model pico --prompts prompts.jsonl --out r2.h5 --adapter base=red", "base"},
-    {"generate --model pico --prompts prompts.jsonl --out r2.h5 --backend quantum", "backend 'quantum': expected oracle"},
+    {"generate --model pico --prompts prompts.jsonl --out r2.h5 --backend quantum", "backend 'quantum': expected oracle or cuda"},
     {"init --out p2", "init needs --preset P"},
     {"init --preset huge --out p2", "preset 'huge': expected one of pico, nano, mini, small, k3-nano, kimi-linear-nano"},
     {"init --preset pico --out p2 --lora-rank 4", "an adapter needs both --lora-rank R and --lora-out DIR"},
@@ -182,7 +182,7 @@ END_TEST
 static const struct {
     const char *verb, *options;
 } documented[] = {
-    {"init", "--preset --seed --out --lora-rank --lora-out --lora-seed --lora-only --json"},
+    {"init", "--preset --seed --out --lora-rank --lora-out --lora-seed --lora-only --recipe --json"},
     {"generate", "--model --adapter --prompts --out --n --max-new --min-new --temperature --top-k --top-p --min-p --seed --stop "
                  "--ignore-eos --top-logprobs --entropy --max-seqs --chunk-tokens --kv-pages --state-every --threads "
                  "--shuffle-seed --preempt-every --no-prefix-cache --backend --resume --allow-zero-adapter --commit-every --json"},
@@ -192,6 +192,7 @@ static const struct {
     {"dump", "--stage-hash --model --adapter --in --as --choices --seq --pos-min --pos-max --threads --adapter-override --json"},
     {"inspect", "--model --json"},
     {"digest", "--json"},
+    {"bench", "--rows --list --quick --csv --commit --peer --backend --scale --threads --json"},
 };
 
 enum { N_DOCUMENTED = sizeof documented / sizeof documented[0] };

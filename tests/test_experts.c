@@ -37,13 +37,8 @@ typedef struct packed_case {
     bi_adapter lora[3][SLOT_MAX];
 } packed_case;
 
-static int n_out_of(const experts_case *c, int map) {
-    return map == 2 ? c->d : c->d_ff;
-}
-
-static int n_in_of(const experts_case *c, int map) {
-    return map == 2 ? c->d_ff : c->d;
-}
+static int n_out_of(const experts_case *c, int map) { return map == 2 ? c->d : c->d_ff; }
+static int n_in_of(const experts_case *c, int map) { return map == 2 ? c->d_ff : c->d; }
 
 static void open_rig(op_rig *rig, const char *isa, int n_thread) {
     const bi_limits limits = {.n_row = ROW_MAX, .d_in = D_MAX, .rank = RANK_MAX, .n_expert = EXPERT_MAX,
@@ -386,8 +381,7 @@ START_TEST(a_zero_b_and_a_base_row_give_the_base_bits) {
         if (c.row_slot[t] < 0)
             check_same_row(&c, &out, t, &base, t);
         else
-            differ +=
-                memcmp(out.y + t * c.topk * c.d, base.y + t * c.topk * c.d, sizeof *out.y * (size_t)(c.topk * c.d)) != 0;
+            differ += memcmp(out.y + t * c.topk * c.d, base.y + t * c.topk * c.d, sizeof *out.y * (size_t)(c.topk * c.d)) != 0;
     ck_assert_int_gt(differ, 0);
     for (int m = 0; m < 3; m++)
         for (int slot = 0; slot < n_slot; slot++)
@@ -401,8 +395,9 @@ END_TEST
 
 /* ---- faults and refusals ------------------------------------------------------------------------------------------- */
 
-static void set_s(bi_adapter *slot, int e, float s) {
-    ((float *)(uintptr_t)slot->s)[e] = s;
+static void set_s(packed_case *p, int n_expert, float s) {
+    for (int i = 0; i < 2 * n_expert; i++)
+        ((float *)(uintptr_t)p->lora[i % 2][0].s)[i / 2] = s;
 }
 
 START_TEST(a_row_whose_t_is_not_finite_faults_alone) {
@@ -431,16 +426,12 @@ START_TEST(a_row_whose_t_is_not_finite_faults_alone) {
     for (int t = 0; t < c.n_row; t++)
         ck_assert_uint_eq(base.fault[t], 0);
     bi_bf16 kept[D_MAX];
-    for (int bad = 3; bad < 6;
-         bad++) { /* row 3: T beyond binary32; row 4: a NaN; row 5: no adapter, so nothing is checked */
+    for (int bad = 3; bad < 6; bad++) { /* row 3: T beyond binary32; row 4: a NaN; row 5: no adapter, so nothing is checked */
         memcpy(kept, c.x + bad * c.d, sizeof *kept * (size_t)c.d);
         for (int i = 0; i < c.d; i++)
-            c.x[bad * c.d + i] =
-                bad == 4 ? 0x7fff : (bi_bf16)(0x7f00 | (c.lora[0][0][c.expert[bad * c.topk]].a[i] & 0x8000));
+            c.x[bad * c.d + i] = bad == 4 ? 0x7fff : (bi_bf16)(0x7f00 | (c.lora[0][0][c.expert[bad * c.topk]].a[i] & 0x8000));
         if (bad == 3)
-            for (int e = 0; e < c.n_expert; e++)
-                for (int m = 0; m < 2; m++)
-                    set_s(&packed.lora[m][0], e, 0x1p20f);
+            set_s(&packed, c.n_expert, 0x1p20f);
         a = args_of(&c, &packed, &out);
         run(&rig, &a);
         for (int t = 0; t < c.n_row; t++) {
@@ -449,9 +440,7 @@ START_TEST(a_row_whose_t_is_not_finite_faults_alone) {
             if (t != bad && (bad != 3 || t == 5)) /* with another s the others have other bits */
                 check_same_row(&c, &out, t, &base, t);
         }
-        for (int e = 0; e < c.n_expert; e++)
-            for (int m = 0; m < 2; m++)
-                set_s(&packed.lora[m][0], e, 1.0f);
+        set_s(&packed, c.n_expert, 1.0f);
         if (bad == 4) {
             out.fault[4] = 9; /* the first fault of a row stays */
             a.fault.row[4] = 9;
@@ -508,13 +497,13 @@ START_TEST(bad_shapes_are_refused_before_any_output) {
     REFUSED(broken.lora[0][0].s = NULL);
     REFUSED((broken.lora[2][0].a.n_out = RANK_MAX + 1, broken.lora[2][0].b.n_in = RANK_MAX + 1));
     c.expert[1] = -1;
-    REFUSED(a.topk = a.topk);
+    REFUSED((void)0);
     c.expert[1] = c.n_expert;
     REFUSED(a.topk = a.topk);
 #undef REFUSED
-    bi_experts_args a = args_of(&c, &packed, &out);
-    a.n_row = 0;
-    run(&rig, &a);
+    bi_experts_args none = args_of(&c, &packed, &out);
+    none.n_row = 0;
+    run(&rig, &none);
     ck_assert_mem_eq(&out, &untouched, sizeof out);
     op_rig_close(&rig);
 }

@@ -137,14 +137,17 @@ START_TEST(presets_have_their_shapes) {
     static const struct {
         const char *name;
         br_arch arch;
-        int32_t n_layer, n_vocab, d_model, n_mla_layer, n_expert, topk, res_block, index_topk, fp4, position_max;
+        int32_t n_layer, n_vocab, d_model, n_mla_layer, n_expert, topk, res_block, index_topk, fp4, position_max, n_dense, eos, large;
     } CASE[] = {
-        {"pico", BR_ARCH_KIMI_K31, 3, 256, 128, 1, 32, 4, 3, 16, 1, 4096},
-        {"nano", BR_ARCH_KIMI_K31, 9, 2304, 128, 3, 32, 4, 3, 16, 1, 4096},
-        {"mini", BR_ARCH_KIMI_K31, 5, 4096, 256, 2, 32, 4, 2, 640, 1, 16384},
-        {"small", BR_ARCH_KIMI_K31, 13, 16384, 768, 4, 64, 8, 4, 256, 1, 65536},
-        {"k3-nano", BR_ARCH_KIMI_K3, 9, 2304, 128, 3, 32, 4, 3, 0, 1, 4096},
-        {"kimi-linear-nano", BR_ARCH_KIMI_LINEAR, 5, 2304, 128, 1, 16, 4, 0, 0, 0, 4096},
+        {"pico", BR_ARCH_KIMI_K31, 3, 256, 128, 1, 32, 4, 3, 16, 1, 4096, 1, 1, 0},
+        {"nano", BR_ARCH_KIMI_K31, 9, 2304, 128, 3, 32, 4, 3, 16, 1, 4096, 1, 1, 0},
+        {"mini", BR_ARCH_KIMI_K31, 5, 4096, 256, 2, 32, 4, 2, 640, 1, 16384, 1, 1, 0},
+        {"small", BR_ARCH_KIMI_K31, 13, 16384, 768, 4, 64, 8, 4, 256, 1, 65536, 1, 1, 0},
+        {"k3-nano", BR_ARCH_KIMI_K3, 9, 2304, 128, 3, 32, 4, 3, 0, 1, 4096, 1, 1, 0},
+        {"kimi-linear-nano", BR_ARCH_KIMI_LINEAR, 5, 2304, 128, 1, 16, 4, 0, 0, 0, 4096, 1, 1, 0},
+        {"layer-full", BR_ARCH_KIMI_K31, 2, 163840, 7168, 1, 896, 16, 12, 2048, 1, 1 << 20, 0, 1, 1},
+        {"slice-full", BR_ARCH_KIMI_K31, 4, 163840, 7168, 1, 896, 16, 12, 2048, 1, 1 << 20, 0, 1, 1},
+        {"kimi-linear-48b", BR_ARCH_KIMI_LINEAR, 27, 163840, 2304, 7, 256, 8, 0, 0, 0, 1 << 20, 1, 163586, 1},
     };
     ck_assert_int_eq(init_preset_count(), sizeof CASE / sizeof CASE[0]);
     for (size_t i = 0; i < sizeof CASE / sizeof CASE[0]; i++) {
@@ -154,8 +157,9 @@ START_TEST(presets_have_their_shapes) {
                   c.d_model == CASE[i].d_model);
         ck_assert(c.n_mla_layer == CASE[i].n_mla_layer && c.n_expert == CASE[i].n_expert && c.n_expert_topk == CASE[i].topk);
         ck_assert(c.res_block == CASE[i].res_block && c.index_topk == CASE[i].index_topk && c.experts_fp4 == CASE[i].fp4);
-        ck_assert(c.position_max == CASE[i].position_max && c.eos_id == 1 &&
-                  c.layer_is_mla[c.n_layer - 1] == (c.arch != BR_ARCH_KIMI_LINEAR));
+        ck_assert(c.position_max == CASE[i].position_max && c.eos_id == CASE[i].eos && c.n_dense_layer == CASE[i].n_dense &&
+                  init_preset_at((int32_t)i)->is_large == CASE[i].large);
+        ck_assert(c.layer_is_mla[c.n_layer - 1] == (strcmp(CASE[i].name, "kimi-linear-nano") != 0));
     }
     ck_assert_ptr_null(init_preset_find("layer"));
 }
@@ -280,8 +284,8 @@ static void check_adapter(const br_config *config) {
 
 START_TEST(checkpoints_and_adapters_load_whole) {
     const init_preset *preset = init_preset_at(_i);
-    if (strcmp(preset->name, "small") == 0 && !test_is_long())
-        return; /* 180 MB */
+    if (preset->is_large || (strcmp(preset->name, "small") == 0 && !test_is_long()))
+        return; /* those of test_generated.c, and 180 MB */
     br_config config = config_of(preset->name);
     br_init_options options = options_of(preset->name);
     br_report report = run(&options);
@@ -347,7 +351,7 @@ static void check_refused(const br_init_options *options, const char *sentence) 
 START_TEST(options_out_of_range_are_refused) {
     br_init_options options = options_of("pico");
     options.preset = "nan";
-    check_refused(&options, "preset 'nan': expected one of pico, nano, mini, small, k3-nano, kimi-linear-nano");
+    check_refused(&options, "preset 'nan': expected one of pico, nano, mini, small, k3-nano, kimi-linear-nano, layer-full");
     options.preset = NULL;
     check_refused(&options, "preset '': expected one of");
     options = options_of("pico");

@@ -55,18 +55,19 @@ static const struct {
     {"src", ""},
     {"src/base", ""},
     {NUMERIC, "src/base bi_contract.h"},
-    {KERNELS, "src/base " NUMERIC},
+    {KERNELS, "src/base br_device.h " NUMERIC},
+    {"src/device", "src/base"},
     {"src/io", "src/base"},
     {"src/comm", "src/base"},
     {"src/kv", "src/base"},
     {"src/sched", "src/base src/kv"},
-    {"src/weights", "src/base safetensors.h st_index.h"},
-    {"lora", "src/base src/weights safetensors.h json_scope.h"},
-    {"src/model", "src/base src/weights src/kv src/comm " KERNELS " " NUMERIC " lora_slots.h"},
+    {"src/weights", "src/base safetensors.h st_index.h bi_weightgen.h"},
+    {"lora", "src/base src/weights safetensors.h json_scope.h recipe_json.h bi_weightgen.h"},
+    {"src/model", "src/base br_device.h src/weights src/kv src/comm " KERNELS " " NUMERIC " lora_slots.h"},
     {"src/logprob", "src/base " KERNELS},
     {"src/proof", "src/base src/io"},
     {"src/stats", "src/base src/io"},
-    {"src/engine", "src/base src/io src/comm src/kv src/sched src/weights src/model src/logprob src/proof src/stats lora "
+    {"src/engine", "src/base src/device src/io src/comm src/kv src/sched src/weights src/model src/logprob src/proof src/stats lora "
                    KERNELS " " NUMERIC},
     {"src/cli", ""},
 };
@@ -132,11 +133,12 @@ void tidy_rule_system_headers(const tidy_tree *tree, const tidy_file *file, tidy
         {"jansson.h", "src/io lora"},
         {"xxhash.h", "src/base"},
         {"pthread.h", "src/base src/engine"},
-        {"time.h", "src/engine"},
+        {"time.h", "src/engine src/device"},
         {"sys/random.h", "src/engine"},
         {"math.h", KERNELS " src/io src/logprob src/stats src/cli lora"},
-        {"immintrin.h", ""},
-        {"cuda_runtime.h", ""},
+        {"immintrin.h", NUMERIC},
+        {"cuda_runtime.h", KERNELS " src/device"},
+        {"cublasLt.h", KERNELS},
     };
     char name[NAME_BYTES];
     (void)tree;

@@ -1,7 +1,7 @@
 /* bi_block: the tensor core's block of 16 bf16 products onto one accumulator, in integers.      Contract: N-MMA
  *
- * Layer: numeric. This is the clause itself, and the slow path of bi_chain where the fast form does not reach: NaN, Inf and
- * blocks whose exponent leaves -100..100. */
+ * Layer: numeric. This is the clause itself, and the slow path of bi_chain where the fast form does not reach: NaN, Inf,
+ * blocks whose exponent leaves -100..100, and sums of 2^31 - 2^26 or more. */
 #ifndef BI_BLOCK_H
 #define BI_BLOCK_H
 

@@ -14,6 +14,7 @@ typedef struct cli {
     br_sampling sampling;
     br_adapter_source adapter[CLI_ADAPTER_MAX];
     br_init_options init;
+    br_bench_options bench;
     const char *prompts, *in, *out, *adapter_override, *as;
     const char *positional[2];
     int32_t n_positional;
@@ -38,6 +39,7 @@ cli_exit cmd_verify(cli *c);
 cli_exit cmd_dump(cli *c);
 cli_exit cmd_inspect(cli *c);
 cli_exit cmd_digest(cli *c);
+cli_exit cmd_bench(cli *c);
 
 /* Fills *c from the arguments after the verb. 0 and a sentence on stderr when something is wrong. */
 int cli_parse(cli *c, const cli_verb *verb, int argc, char **argv);

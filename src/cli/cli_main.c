@@ -20,6 +20,8 @@ const cli_verb cli_verbs[] = {
      "a hash of every stage of every row, to find the first different bit", 0, cmd_dump},
     {"inspect", "[--model DIR]", "limits, layouts and contract constants; of a model its tensors", 0, cmd_inspect},
     {"digest", "DIR", "digests of the tensors of a checkpoint or adapter", 1, cmd_digest},
+    {"bench", "[--rows PREFIX,..] [--csv FILE] [options]", "times of the ops on an H100 or H200, beside the card's limits and a peer", 0,
+     cmd_bench},
 };
 
 const int32_t cli_verb_count = sizeof cli_verbs / sizeof cli_verbs[0];

@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { INIT = 1, GENERATE = 2, SCORE = 4, PARITY = 8, VERIFY = 16, DUMP = 32, INSPECT = 64, DIGEST = 128 };
-enum { RUNS = GENERATE | SCORE | VERIFY | DUMP, ENGINE = GENERATE | DUMP, ALL = 255 };
+enum { INIT = 1, GENERATE = 2, SCORE = 4, PARITY = 8, VERIFY = 16, DUMP = 32, INSPECT = 64, DIGEST = 128, BENCH = 256 };
+enum { RUNS = GENERATE | SCORE | VERIFY | DUMP, ENGINE = GENERATE | DUMP, ALL = 511 };
 
 typedef enum kind { FLAG, I32, U64, F32, F64, TEXT, ADAPTER, IDS } kind;
 
@@ -30,7 +30,8 @@ typedef struct option {
 /* A name may stand twice, for verbs to which it means different things. */
 static const option options[] = {
     {"--preset", "P", TEXT, INIT, 0, AT(init.preset), ANY,
-     "pico, nano, mini, small, k3-nano or kimi-linear-nano; needed unless --lora-only"},
+     "pico, nano, mini, small, k3-nano, kimi-linear-nano; layer-full, slice-full or kimi-linear-48b, always as a recipe; "
+     "needed unless --lora-only"},
     {"--seed", "S", U64, INIT, 0, AT(seed), ANY, "seed of the weights [0]"},
     {"--out", "DIR", TEXT, INIT, INIT, AT(out), ANY, "folder of the checkpoint"},
     {"--lora-rank", "R", I32, INIT, 0, AT(init.lora_rank), RANGE(1, 256),
@@ -39,12 +40,13 @@ static const option options[] = {
     {"--lora-seed", "S", U64, INIT, 0, AT(init.lora_seed), ANY, "seed of that adapter [0]"},
     {"--lora-only", "", FLAG, INIT, 0, AT(init.lora_only), ANY,
      "leave the checkpoint in --out as it is, add an adapter for it"},
+    {"--recipe", "", FLAG, INIT, 0, AT(init.recipe), ANY, "write the seed in place of tensors: each opening makes the same bytes again"},
     {"--model", "DIR", TEXT, RUNS | INSPECT, GENERATE | SCORE | DUMP, AT(engine.model_dir), ANY,
      "checkpoint folder: config.json and safetensors"},
     {"--adapter", "NAME=DIR", ADAPTER, RUNS, 0, 0, ANY,
      "PEFT adapter folder under a name; may be given again, 64 at most [none]"},
     {"--allow-zero-adapter", "", FLAG, RUNS, 0, AT(engine.allow_zero_adapter), ANY, "accept an adapter whose B is all zero"},
-    {"--backend", "NAME", TEXT, RUNS, 0, AT(engine.backend), ANY, "oracle [oracle]"},
+    {"--backend", "NAME", TEXT, RUNS, 0, AT(engine.backend), ANY, "oracle, or cuda on an H100 or H200 [cuda where one is]"},
     {"--threads", "N", I32, RUNS, 0, AT(engine.n_thread), RANGE(1, 256), "threads [all cores]"},
     {"--prompts", "F.jsonl", TEXT, GENERATE, GENERATE, AT(prompts), ANY,
      "one {\"prompt\": [ids], \"uid\"?, \"adapter\"?, \"n\"?, \"seed\"?, sampling...} a line"},
@@ -94,6 +96,16 @@ static const option options[] = {
     {"--seq", "I", I32, DUMP, 0, AT(seq), RANGE(0, INT_MAX), "only the I-th sequence of the file, from 0 [all]"},
     {"--pos-min", "P", I32, DUMP, 0, AT(pos_min), RANGE(0, INT_MAX), "only positions from P [0]"},
     {"--pos-max", "P", I32, DUMP, 0, AT(pos_max), RANGE(0, INT_MAX), "only positions up to P [the last]"},
+    {"--rows", "PREFIX,..", TEXT, BENCH, 0, AT(bench.rows), ANY, "only rows whose names begin so [all]"},
+    {"--list", "", FLAG, BENCH, 0, AT(bench.list), ANY, "only the names of the rows; measures nothing"},
+    {"--quick", "", FLAG, BENCH, 0, AT(bench.quick), ANY, "fewer and shorter repetitions: for a look, not for a record"},
+    {"--csv", "FILE", TEXT, BENCH, 0, AT(bench.csv_path), ANY, "append the rows to this table [none]"},
+    {"--commit", "TEXT", TEXT, BENCH, 0, AT(bench.commit), ANY, "what the table says under commit [nothing]"},
+    {"--peer", "CMD", TEXT, BENCH, 0, AT(bench.peer), ANY,
+     "process that times library calls in turn with ours, or none [python3 experiments/bench/peer.py, where it is and runs]"},
+    {"--backend", "NAME", TEXT, BENCH, 0, AT(bench.backend), ANY, "cuda, or oracle with --scale tiny [cuda]"},
+    {"--scale", "NAME", TEXT, BENCH, 0, AT(bench.scale), ANY, "full, or tiny: a dry run in small shapes [full]"},
+    {"--threads", "N", I32, BENCH, 0, AT(bench.n_thread), RANGE(1, 256), "threads of the oracle [all cores]"},
     {"--json", "", FLAG, ALL, 0, AT(json), ANY, "the last line of stdout is one JSON object"},
 };
 

@@ -115,6 +115,10 @@ static void print_summary(const char *verb, const br_report *r) {
                r->k3 != 0 ? r->k3 : r->k1);
         return;
     }
+    if (strcmp(verb, "bench") == 0) {
+        printf("bench: %lld rows, %lld failed, %.1f s\n", (long long)r->n_seq, (long long)r->n_error, r->seconds);
+        return;
+    }
     digest_text(r->weights_digest, weights);
     digest_text(r->contract_digest, contract);
     digest_text(r->logprob_digest, logprob);

@@ -37,7 +37,7 @@ br_status br_device_alloc(br_device *device, size_t bytes, const char *what, voi
 
 void br_device_free(br_device *device, void *block) {
     if (block)
-        device->op->free(device, block);
+        device->op->release(device, block);
 }
 
 br_status br_device_memory(br_device *device, size_t *bytes_free, size_t *bytes_total) {
@@ -78,7 +78,7 @@ br_status br_mirror_open(br_device *device, size_t bytes, const char *what, br_m
 
 void br_mirror_close(br_device *device, br_mirror *mirror) {
     if (mirror->device && mirror->device != mirror->host)
-        device->op->free(device, mirror->device);
+        device->op->release(device, mirror->device);
     if (mirror->host)
         device->op->locked_free(device, mirror->host);
     *mirror = (br_mirror){0};
@@ -99,4 +99,19 @@ br_status br_graph_run(br_device *device, br_graph *graph) {
 void br_graph_free(br_graph *graph) {
     if (graph)
         (*(const device_ops *const *)(void *)graph)->graph_free(graph); /* a graph begins with its device's table */
+}
+
+static br_status check_mark(int32_t i) {
+    return i >= 0 && i < BR_DEVICE_MARKS ? BR_OK : br_fail(BR_E_ARG, "mark %d of a device: expected 0 to %d", i, BR_DEVICE_MARKS - 1);
+}
+
+br_status br_device_mark(br_device *device, int32_t i) {
+    BR_TRY(check_mark(i));
+    return device->op->mark(device, i);
+}
+
+br_status br_device_elapsed(br_device *device, int32_t from, int32_t to, double *microseconds) {
+    BR_TRY(check_mark(from));
+    BR_TRY(check_mark(to));
+    return device->op->elapsed(device, from, to, microseconds);
 }

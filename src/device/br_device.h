@@ -53,6 +53,12 @@ br_status br_graph_end(br_device *device, br_graph **out);
 br_status br_graph_run(br_device *device, br_graph *graph);
 void br_graph_free(br_graph *graph); /* NULL is a no-op */
 
+/* Time on the device: mark i, 0..15, is set when all before it in stream order is done. elapsed waits for both marks; `from` and
+ * `to` were set before. Not between begin and end. BR_E_ARG: another mark. */
+enum { BR_DEVICE_MARKS = 16 };
+br_status br_device_mark(br_device *device, int32_t i);
+br_status br_device_elapsed(br_device *device, int32_t from, int32_t to, double *microseconds);
+
 void *br_device_stream(const br_device *device); /* a cudaStream_t; NULL on a host device */
 
 #endif

@@ -4,7 +4,13 @@
 #include "br_mem.h"
 
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
+
+typedef struct host_device {
+    br_device base;
+    double mark[BR_DEVICE_MARKS]; /* microseconds of a clock that only rises */
+} host_device;
 
 static void host_close(br_device *device) {
     br_mem_free(device);
@@ -56,10 +62,23 @@ static void host_graph_free(br_graph *graph) {
     (void)graph;
 }
 
+static br_status host_mark(br_device *device, int32_t i) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    ((host_device *)device)->mark[i] = 1e6 * (double)now.tv_sec + 1e-3 * (double)now.tv_nsec;
+    return BR_OK;
+}
+
+static br_status host_elapsed(br_device *device, int32_t from, int32_t to, double *microseconds) {
+    const host_device *host = (const host_device *)device;
+    *microseconds = host->mark[to] - host->mark[from];
+    return BR_OK;
+}
+
 static const device_ops HOST_OPS = {
     .close = host_close,
     .alloc = host_alloc,
-    .free = host_free,
+    .release = host_free,
     .memory = host_memory,
     .upload = host_copy,
     .download = host_copy,
@@ -71,10 +90,14 @@ static const device_ops HOST_OPS = {
     .graph_end = host_graph_end,
     .graph_run = host_graph_run,
     .graph_free = host_graph_free,
+    .mark = host_mark,
+    .elapsed = host_elapsed,
 };
 
 br_status br_device_host_open(br_device **out) {
-    BR_TRY(br_mem_alloc((void **)out, sizeof **out, "the host device"));
-    **out = (br_device){.op = &HOST_OPS, .name = "host", .is_host = 1};
+    host_device *host = NULL;
+    BR_TRY(br_mem_alloc((void **)&host, sizeof *host, "the host device"));
+    host->base = (br_device){.op = &HOST_OPS, .name = "host", .is_host = 1};
+    *out = &host->base;
     return BR_OK;
 }

@@ -7,7 +7,7 @@
 typedef struct device_ops {
     void (*close)(br_device *);
     br_status (*alloc)(br_device *, size_t bytes, const char *what, void **out);
-    void (*free)(br_device *, void *block);
+    void (*release)(br_device *, void *block);
     br_status (*memory)(br_device *, size_t *bytes_free, size_t *bytes_total);
     br_status (*upload)(br_device *, void *dst, const void *src, size_t bytes);
     br_status (*download)(br_device *, void *dst, const void *src, size_t bytes);
@@ -19,6 +19,8 @@ typedef struct device_ops {
     br_status (*graph_end)(br_device *, br_graph **out);
     br_status (*graph_run)(br_device *, br_graph *graph);
     void (*graph_free)(br_graph *graph);
+    br_status (*mark)(br_device *, int32_t i);
+    br_status (*elapsed)(br_device *, int32_t from, int32_t to, double *microseconds);
 } device_ops;
 
 struct br_device {

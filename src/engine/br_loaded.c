@@ -2,6 +2,7 @@
 #include "br_loaded.h"
 
 #include "bi_cuda_open.h"
+#include "checkpoint.h"
 #include "config_json.h"
 
 #include <stdio.h>
@@ -47,7 +48,7 @@ br_status br_loaded_open(const br_engine_options *options, int32_t n_row_max, in
         n_pos_max = out->config.position_max;
     out->n_pos_max = n_pos_max;
     out->n_row_max = whole && n_row_max < n_pos_max ? n_pos_max : n_row_max;
-    BR_TRY_GOTO(br_weights_open(options->model_dir, &out->config, &weights), exit);
+    BR_TRY_GOTO(checkpoint_open(options->model_dir, &out->config, &weights), exit);
     BR_TRY_GOTO(br_weights_check_data(weights), exit);
     out->weights_digest = br_weights_digest(weights);
     BR_TRY_GOTO(lora_open(&out->config, options->adapter, options->n_adapter, options->allow_zero_adapter, &out->adapters), exit);

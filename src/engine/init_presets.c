@@ -18,7 +18,7 @@
     line("tie_word_embeddings": false,)
 
 /* Published text parts name the older architecture: the top one decides. */
-#define K3_BEGIN(architecture, type)                  \
+#define K3_BEGIN(architecture, type, dense)           \
     "{\n"                                             \
     TOP("architectures": [architecture],)             \
     TOP("model_type": type,)                          \
@@ -31,7 +31,7 @@
     TEXT("activation_situ_beta": 4.0,)                \
     TEXT("activation_situ_linear_beta": 25.0,)        \
     TEXT("rms_norm_eps": 1e-5,)                       \
-    TEXT("first_k_dense_replace": 1,)                 \
+    TEXT("first_k_dense_replace": dense,)             \
     TEXT("mla_use_nope": true,)                       \
     TEXT("mla_use_output_gate": true,)                \
     TEXT("moe_layer_freq": 1,)                        \
@@ -46,7 +46,7 @@
     TEXT("latent_moe_use_norm": true,)                \
     TEXT("num_nextn_predict_layers": 0,)
 
-#define K31_BEGIN K3_BEGIN("KimiK31ForConditionalGeneration", "kimi_k31")
+#define K31_BEGIN(dense) K3_BEGIN("KimiK31ForConditionalGeneration", "kimi_k31", dense)
 
 #define K3_ATTENTION(head_count, head_size)                                            \
     TEXT("linear_attn_config": {)                                                      \
@@ -157,56 +157,131 @@
     DEEP("full_attn_layers": [4, 8, 12, 13],) \
     DEEP("kda_layers": [1, 2, 3, 5, 6, 7, 9, 10, 11]},)
 
+/* One layer as published; there are many of them in the model, some here. */
+#define FULL_SHAPE                            \
+    TEXT("vocab_size": 163840,)               \
+    TEXT("hidden_size": 7168,)                \
+    TEXT("num_attention_heads": 96,)          \
+    TEXT("num_key_value_heads": 96,)          \
+    TEXT("intermediate_size": 33792,)         \
+    TEXT("q_lora_rank": 1536,)                \
+    TEXT("kv_lora_rank": 512,)                \
+    TEXT("qk_nope_head_dim": 128,)            \
+    TEXT("qk_rope_head_dim": 64,)             \
+    TEXT("v_head_dim": 128,)                  \
+    TEXT("num_experts": 896,)                 \
+    TEXT("num_experts_per_token": 16,)        \
+    TEXT("moe_intermediate_size": 3072,)      \
+    TEXT("routed_expert_hidden_size": 3584,)  \
+    TEXT("attn_res_block_size": 12,)          \
+    TEXT("max_position_embeddings": 1048576,) \
+    K3_ATTENTION(96, 128)
+
+#define LAYER_LAYERS               \
+    DEEP("full_attn_layers": [2],) \
+    DEEP("kda_layers": [1]},)      \
+    TEXT("num_hidden_layers": 2,)
+
+#define SLICE_LAYERS                \
+    DEEP("full_attn_layers": [4],)  \
+    DEEP("kda_layers": [1, 2, 3]},) \
+    TEXT("num_hidden_layers": 4,)
+
 /* Kimi-Linear's file is flat, with its own spelling of the longest position. */
-#define KIMI_LINEAR_NANO                                               \
-    "{\n"                                                              \
-    TOP("architectures": ["KimiLinearForCausalLM"],)                   \
-    TOP("model_type": "kimi_linear",)                                  \
-    K3_TOKENS(TOP)                                                     \
-    TOP("vocab_size": 2304,)                                           \
-    TOP("hidden_size": 128,)                                           \
-    TOP("num_hidden_layers": 5,)                                       \
-    TOP("num_attention_heads": 4,)                                     \
-    TOP("num_key_value_heads": 4,)                                     \
-    TOP("intermediate_size": 384,)                                     \
-    TOP("first_k_dense_replace": 1,)                                   \
-    TOP("hidden_act": "silu",)                                         \
-    TOP("rms_norm_eps": 1e-5,)                                         \
-    TOP("q_lora_rank": null,)                                          \
-    TOP("kv_lora_rank": 64,)                                           \
-    TOP("qk_nope_head_dim": 32,)                                       \
-    TOP("qk_rope_head_dim": 16,)                                       \
-    TOP("v_head_dim": 32,)                                             \
-    TOP("mla_use_nope": true,)                                         \
-    TOP("mla_use_output_gate": false,)                                 \
-    TOP("linear_attn_config": {)                                       \
-    TEXT("num_heads": 4, "head_dim": 32, "short_conv_kernel_size": 4,) \
-    TEXT("gate_lower_bound": null, "use_full_rank_gate": false,)       \
-    TEXT("full_attn_layers": [4],)                                     \
-    TEXT("kda_layers": [1, 2, 3, 5]},)                                 \
-    TOP("moe_layer_freq": 1,)                                          \
-    TOP("moe_router_activation_func": "sigmoid",)                      \
-    TOP("moe_renormalize": true,)                                      \
-    TOP("use_grouped_topk": true,)                                     \
-    TOP("num_expert_group": 1,)                                        \
-    TOP("topk_group": 1,)                                              \
-    TOP("num_experts": 16,)                                            \
-    TOP("num_experts_per_token": 4,)                                   \
-    TOP("moe_intermediate_size": 64,)                                  \
-    TOP("num_shared_experts": 1,)                                      \
-    TOP("latent_moe_use_norm": false,)                                 \
-    TOP("routed_scaling_factor": 2.446,)                               \
-    TOP("num_nextn_predict_layers": 0,)                                \
-    TOP("model_max_length": 4096)                                      \
+#define KIMI_LINEAR_BEGIN                            \
+    "{\n"                                            \
+    TOP("architectures": ["KimiLinearForCausalLM"],) \
+    TOP("model_type": "kimi_linear",)
+
+#define KIMI_LINEAR_COMMON           \
+    TOP("first_k_dense_replace": 1,) \
+    TOP("hidden_act": "silu",)       \
+    TOP("rms_norm_eps": 1e-5,)       \
+    TOP("q_lora_rank": null,)
+
+#define KIMI_LINEAR_HEADS(head_count, head_size)                                       \
+    TOP("mla_use_nope": true,)                                                         \
+    TOP("mla_use_output_gate": false,)                                                 \
+    TOP("linear_attn_config": {)                                                       \
+    TEXT("num_heads": head_count, "head_dim": head_size, "short_conv_kernel_size": 4,) \
+    TEXT("gate_lower_bound": null, "use_full_rank_gate": false,)
+
+#define KIMI_LINEAR_ROUTER                        \
+    TOP("moe_layer_freq": 1,)                     \
+    TOP("moe_router_activation_func": "sigmoid",) \
+    TOP("moe_renormalize": true,)                 \
+    TOP("use_grouped_topk": true,)                \
+    TOP("num_expert_group": 1,)                   \
+    TOP("topk_group": 1,)
+
+#define KIMI_LINEAR_END(position_count)     \
+    TOP("num_shared_experts": 1,)           \
+    TOP("latent_moe_use_norm": false,)      \
+    TOP("routed_scaling_factor": 2.446,)    \
+    TOP("num_nextn_predict_layers": 0,)     \
+    TOP("model_max_length": position_count) \
     "}\n"
 
+#define KIMI_LINEAR_NANO               \
+    KIMI_LINEAR_BEGIN                  \
+    K3_TOKENS(TOP)                     \
+    TOP("vocab_size": 2304,)           \
+    TOP("hidden_size": 128,)           \
+    TOP("num_hidden_layers": 5,)       \
+    TOP("num_attention_heads": 4,)     \
+    TOP("num_key_value_heads": 4,)     \
+    TOP("intermediate_size": 384,)     \
+    KIMI_LINEAR_COMMON                 \
+    TOP("kv_lora_rank": 64,)           \
+    TOP("qk_nope_head_dim": 32,)       \
+    TOP("qk_rope_head_dim": 16,)       \
+    TOP("v_head_dim": 32,)             \
+    KIMI_LINEAR_HEADS(4, 32)           \
+    TEXT("full_attn_layers": [4],)     \
+    TEXT("kda_layers": [1, 2, 3, 5]},) \
+    KIMI_LINEAR_ROUTER                 \
+    TOP("num_experts": 16,)            \
+    TOP("num_experts_per_token": 4,)   \
+    TOP("moe_intermediate_size": 64,)  \
+    KIMI_LINEAR_END(4096)
+
+#define KIMI_LINEAR_48B                                                                             \
+    KIMI_LINEAR_BEGIN                                                                               \
+    TOP("bos_token_id": 163584,)                                                                    \
+    TOP("eos_token_id": 163586,)                                                                    \
+    TOP("pad_token_id": 163839,)                                                                    \
+    TOP("dtype": "bfloat16",)                                                                       \
+    TOP("tie_word_embeddings": false,)                                                              \
+    TOP("vocab_size": 163840,)                                                                      \
+    TOP("hidden_size": 2304,)                                                                       \
+    TOP("num_hidden_layers": 27,)                                                                   \
+    TOP("num_attention_heads": 32,)                                                                 \
+    TOP("num_key_value_heads": 32,)                                                                 \
+    TOP("intermediate_size": 9216,)                                                                 \
+    KIMI_LINEAR_COMMON                                                                              \
+    TOP("kv_lora_rank": 512,)                                                                       \
+    TOP("qk_nope_head_dim": 128,)                                                                   \
+    TOP("qk_rope_head_dim": 64,)                                                                    \
+    TOP("v_head_dim": 128,)                                                                         \
+    KIMI_LINEAR_HEADS(32, 128)                                                                      \
+    TEXT("full_attn_layers": [4, 8, 12, 16, 20, 24, 27],)                                           \
+    TEXT("kda_layers": [1, 2, 3, 5, 6, 7, 9, 10, 11, 13, 14, 15, 17, 18, 19, 21, 22, 23, 25, 26]},) \
+    KIMI_LINEAR_ROUTER                                                                              \
+    TOP("num_experts": 256,)                                                                        \
+    TOP("num_experts_per_token": 8,)                                                                \
+    TOP("moe_intermediate_size": 1024,)                                                             \
+    KIMI_LINEAR_END(1048576)
+
 static const init_preset presets[] = {
-    {"pico", K31_BEGIN NANO_SHAPE PICO_LAYERS INDEXER(4, 32, 16) K3_END},
-    {"nano", K31_BEGIN NANO_SHAPE NANO_LAYERS INDEXER(4, 32, 16) K3_END},
-    {"mini", K31_BEGIN MINI_SHAPE DSA_CONFIG(32, 128, 640, 4, 5) K3_END},
-    {"small", K31_BEGIN SMALL_SHAPE DSA_CONFIG(32, 128, 256, 4, 8, 12, 13) K3_END},
-    {"k3-nano", K3_BEGIN("KimiK3ForConditionalGeneration", "kimi_k3") NANO_SHAPE NANO_LAYERS K3_END},
-    {"kimi-linear-nano", KIMI_LINEAR_NANO},
+    {"pico", K31_BEGIN(1) NANO_SHAPE PICO_LAYERS INDEXER(4, 32, 16) K3_END, 0},
+    {"nano", K31_BEGIN(1) NANO_SHAPE NANO_LAYERS INDEXER(4, 32, 16) K3_END, 0},
+    {"mini", K31_BEGIN(1) MINI_SHAPE DSA_CONFIG(32, 128, 640, 4, 5) K3_END, 0},
+    {"small", K31_BEGIN(1) SMALL_SHAPE DSA_CONFIG(32, 128, 256, 4, 8, 12, 13) K3_END, 0},
+    {"k3-nano", K3_BEGIN("KimiK3ForConditionalGeneration", "kimi_k3", 1) NANO_SHAPE NANO_LAYERS K3_END, 0},
+    {"kimi-linear-nano", KIMI_LINEAR_NANO, 0},
+    {"layer-full", K31_BEGIN(0) FULL_SHAPE LAYER_LAYERS INDEXER(32, 128, 2048) K3_END, 1},
+    {"slice-full", K31_BEGIN(0) FULL_SHAPE SLICE_LAYERS INDEXER(32, 128, 2048) K3_END, 1},
+    {"kimi-linear-48b", KIMI_LINEAR_48B, 1},
 };
 
 int32_t init_preset_count(void) {
@@ -334,9 +409,6 @@ static const init_recipe RECIPE[BR_CLASS_COUNT] = {
 
 /* Without a lower bound the gate is -exp(A_log) * softplus(.), which reaches the same decays with smaller arguments. */
 static const init_recipe RECIPE_DT_BIAS_UNBOUNDED = SPREAD_F32(UNIFORM, -6.0f, 5.0f);
-
-const init_recipe INIT_RECIPE_LORA_A = GAIN(1.0f);
-const init_recipe INIT_RECIPE_LORA_B = GAIN(0.02f);
 
 init_recipe init_recipe_of(const br_config *config, br_class cls) {
     return cls == BR_W_KDA_DT_BIAS && !config->kda_bounded ? RECIPE_DT_BIAS_UNBOUNDED : RECIPE[cls];

@@ -9,6 +9,7 @@
 
 typedef struct init_preset {
     const char *name, *config_json; /* the file's whole text */
+    int32_t is_large;               /* 1: tens of gigabytes, made from a recipe and never written */
 } init_preset;
 
 int32_t init_preset_count(void);
@@ -24,8 +25,6 @@ typedef struct init_recipe {
 } init_recipe;
 
 init_recipe init_recipe_of(const br_config *config, br_class cls);
-/* The halves of an adapter; A has fan_in terms n_in, B has rank. */
-extern const init_recipe INIT_RECIPE_LORA_A, INIT_RECIPE_LORA_B;
 
 /* A format: alpha, rank, the quoted names of the targets. */
 extern const char INIT_ADAPTER_CONFIG[];

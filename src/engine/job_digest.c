@@ -4,8 +4,9 @@
  * digest of a run: that one counts ranks and scales by map as well, which takes the model. */
 #include "bi_contract.h"
 #include "br_mem.h"
-#include "br_weights.h"
+#include "checkpoint.h"
 #include "config_json.h"
+#include "recipe_json.h"
 #include "safetensors.h"
 
 #include <stdio.h>
@@ -64,15 +65,38 @@ static br_status digest_adapter(const char *path, const digest_lines *out) {
     return status;
 }
 
+/* What the bytes follow from: the recipe and adapter_config.json. */
+static br_status digest_generated_adapter(const char *dir, const char *config_path, const digest_lines *out) {
+    recipe_json recipe;
+    br_map map;
+    br_hash_stream stream;
+    char text[BR_DIGEST_TEXT_BYTES + 128], hex[BR_DIGEST_TEXT_BYTES];
+    BR_TRY(recipe_json_read(dir, NULL, 1, &recipe));
+    BR_TRY(br_file_map(config_path, &map));
+    const uint64_t number[4] = {RECIPE_FORMAT_VERSION, recipe.seed, recipe.config_digest.hi, recipe.config_digest.lo};
+    br_hash_begin(&stream);
+    br_hash_add(&stream, number, sizeof number);
+    br_hash_add(&stream, map.bytes, map.n);
+    br_file_unmap(&map);
+    br_digest_text(br_hash_end(&stream), hex);
+    snprintf(text, sizeof text, "adapter, generated (seed %llu, recipes of version %d), digest of the recipe %s",
+             (unsigned long long)recipe.seed, RECIPE_FORMAT_VERSION, hex);
+    out->line(out->context, text);
+    return BR_OK;
+}
+
 static br_status digest_checkpoint(const char *dir, const digest_lines *out, br_report *report) {
     br_config config;
     br_weights *weights;
-    char text[64], hex[BR_DIGEST_TEXT_BYTES];
+    char text[256], hex[BR_DIGEST_TEXT_BYTES];
     BR_TRY(br_config_read(dir, &config));
-    BR_TRY(br_weights_open(dir, &config, &weights));
+    BR_TRY(checkpoint_open(dir, &config, &weights));
     report->weights_digest = br_weights_digest_each(weights, say_tensor, (void *)(uintptr_t)out);
     br_digest_text(report->weights_digest, hex);
-    snprintf(text, sizeof text, "weights, Merkle root %s", hex);
+    if (br_weights_origin(weights))
+        snprintf(text, sizeof text, "weights, generated (%s), digest of the recipes %s", br_weights_origin(weights), hex);
+    else
+        snprintf(text, sizeof text, "weights, Merkle root %s", hex);
     out->line(out->context, text);
     br_weights_close(weights);
     return BR_OK;
@@ -85,6 +109,8 @@ br_status br_job_digest(const char *dir, br_line line, void *context, br_report 
     BR_TRY(br_file_join(config, dir, "config.json"));
     BR_TRY(br_file_join(adapter, dir, "adapter_config.json"));
     BR_TRY(br_file_join(tensors, dir, "adapter_model.safetensors"));
+    if (!br_file_exists(config) && br_file_exists(adapter) && recipe_json_exists(dir))
+        return digest_generated_adapter(dir, adapter, &lines);
     if (!br_file_exists(config) && br_file_exists(adapter))
         return digest_adapter(tensors, &lines);
     return digest_checkpoint(dir, &lines, report);

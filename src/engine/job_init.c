@@ -7,9 +7,12 @@
 #include "br_file.h"
 #include "br_loaded.h"
 #include "br_mem.h"
+#include "checkpoint.h"
 #include "config_json.h"
 #include "init_presets.h"
 #include "lora_file.h"
+#include "lora_recipe.h"
+#include "recipe_json.h"
 #include "report.h"
 #include "safetensors.h"
 
@@ -18,32 +21,15 @@
 
 /* ---- tensors to write ------------------------------------------------------------------------------------------------- */
 
-typedef enum fill { FILL_BF16, FILL_F32, FILL_CODES, FILL_SCALES } fill;
-
-static const struct {
-    const char *dtype;
-    uint64_t n_byte;
-    int32_t n_fan; /* summed terms that one element of the last dimension stands for */
-} FILL[] = {
-    [FILL_BF16] = {"BF16", 2, 1},
-    [FILL_F32] = {"F32", 4, 1},
-    [FILL_CODES] = {"U8", 1, 2},   /* two MXFP4 codes a byte */
-    [FILL_SCALES] = {"U8", 1, 32}, /* one scale a group */
-};
-
-typedef struct init_tensor {
-    char name[BR_NAME_BYTES];
-    fill fill;
-    bi_weightgen gen;
-    uint64_t n_drawn; /* elements; zeros follow */
-} init_tensor;
-
-/* All tensors of a checkpoint or adapter, in file order. */
+/* All tensors of a checkpoint or adapter, in file order; those of a checkpoint belong to `weights`, which are never read. */
 typedef struct init_plan {
-    init_tensor *tensor;
+    br_weights *weights;
+    br_tensor *tensor;
     st_out *out;
+    char (*name)[BR_NAME_BYTES]; /* of an adapter's tensors, and their recipes */
+    bi_weightgen *gen;
     int64_t n, n_max;
-    uint64_t seed, n_byte;
+    uint64_t n_byte;
     const br_watch *watch;
     const char *watch_what;
     int64_t n_done, first;               /* tensors begun; the first one of the shard being written */
@@ -51,93 +37,45 @@ typedef struct init_plan {
 } init_plan;
 
 static br_status plan_open(init_plan *plan, int64_t n_max) {
-    void *block;
     plan->n_max = n_max;
-    BR_TRY(br_mem_alloc(&block, (size_t)n_max * sizeof(init_tensor), "tensors to write"));
-    plan->tensor = block;
-    BR_TRY(br_mem_alloc(&block, (size_t)n_max * sizeof(st_out), "tensors to write"));
-    plan->out = block;
-    return BR_OK;
+    BR_TRY(br_mem_alloc((void **)&plan->tensor, (size_t)n_max * sizeof *plan->tensor, "tensors to write"));
+    return br_mem_alloc((void **)&plan->out, (size_t)n_max * sizeof *plan->out, "tensors to write");
 }
 
 static void plan_close(init_plan *plan) {
+    br_weights_close(plan->weights);
     br_mem_free(plan->tensor);
     br_mem_free(plan->out);
+    br_mem_free(plan->name);
+    br_mem_free(plan->gen);
 }
 
-/* Adds the tensor whose name stands in the next free place. */
-static void plan_add(init_plan *plan, fill how, const init_recipe *recipe, int32_t n_dim, const int64_t *dim) {
-    init_tensor *tensor = &plan->tensor[plan->n];
+static void plan_add(init_plan *plan, const br_tensor *tensor) {
+    static const char *const DTYPE[] = {[BR_DTYPE_BF16] = "BF16", [BR_DTYPE_F32] = "F32", [BR_DTYPE_U8] = "U8"};
     st_out *out = &plan->out[plan->n];
-    BR_ASSERT(plan->n < plan->n_max && n_dim >= 1 && n_dim <= 4);
-    *out = (st_out){.name = tensor->name, .dtype = FILL[how].dtype, .n_dim = n_dim};
-    tensor->n_drawn = 1;
-    for (int32_t d = 0; d < n_dim; d++) {
-        out->dim[d] = dim[d];
-        tensor->n_drawn *= (uint64_t)dim[d];
-    }
-    out->n_byte = tensor->n_drawn * FILL[how].n_byte;
-    int32_t fan = recipe->fan_in ? (int32_t)dim[n_dim - 1] * FILL[how].n_fan : 1;
-    bi_weightgen_kind kind = how == FILL_CODES || how == FILL_SCALES ? BI_WEIGHTGEN_FP4 : recipe->kind;
-    tensor->fill = how;
-    tensor->gen = bi_weightgen_make(bi_weightgen_key(plan->seed, tensor->name), kind, recipe->offset, recipe->spread, fan);
+    BR_ASSERT(plan->n < plan->n_max);
+    *out = (st_out){.name = tensor->name, .dtype = DTYPE[tensor->dtype], .n_dim = tensor->n_dim, .n_byte = tensor->n_byte};
+    memcpy(out->dim, tensor->dim, sizeof out->dim);
+    plan->tensor[plan->n++] = *tensor;
     plan->n_byte += out->n_byte;
-    plan->n++;
-}
-
-static void fill_elements(const init_tensor *tensor, uint64_t first, unsigned char *bytes, size_t n) {
-    enum { PIECE = 1024 };
-    uint16_t half[PIECE];
-    float word[PIECE];
-    if (tensor->fill == FILL_CODES)
-        bi_weightgen_fill_fp4(&tensor->gen, first, bytes, n);
-    if (tensor->fill == FILL_SCALES)
-        bi_weightgen_fill_scale(&tensor->gen, first, bytes, n);
-    for (size_t at = 0; FILL[tensor->fill].n_byte > 1 && at < n; at += PIECE) {
-        size_t n_piece = n - at < PIECE ? n - at : PIECE;
-        if (tensor->fill == FILL_BF16) {
-            bi_weightgen_fill_bf16(&tensor->gen, first + at, half, n_piece);
-            memcpy(bytes + at * sizeof half[0], half, n_piece * sizeof half[0]);
-        } else {
-            bi_weightgen_fill_f32(&tensor->gen, first + at, word, n_piece);
-            memcpy(bytes + at * sizeof word[0], word, n_piece * sizeof word[0]);
-        }
-    }
 }
 
 /* The writer asks for pieces of ST_WRITE_BYTES, a multiple of every element. */
 static br_status fill_tensor(void *context, int64_t entry, uint64_t offset, unsigned char *bytes, size_t n) {
     init_plan *plan = context;
-    const init_tensor *tensor = &plan->tensor[plan->first + entry];
-    const uint64_t size = FILL[tensor->fill].n_byte, first = offset / size, count = n / size;
-    BR_ASSERT(offset % size == 0 && n % size == 0);
     if (offset == 0)
         BR_TRY(report_progress(plan->watch, plan->watch_what, plan->n_done++, plan->n));
-    uint64_t n_drawn = first >= tensor->n_drawn ? 0 : tensor->n_drawn - first < count ? tensor->n_drawn - first : count;
-    memset(bytes, 0, n);
-    fill_elements(tensor, first, bytes, (size_t)n_drawn);
+    br_tensor_make(&plan->tensor[plan->first + entry], offset, bytes, n);
     return BR_OK;
 }
 
 /* ---- checkpoint ------------------------------------------------------------------------------------------------------- */
 
-static fill fill_of(const br_expect *expect, const init_recipe *recipe) {
-    if (expect->dtypes & 1u << BR_DTYPE_U8)
-        return expect->cls < BR_CLASS_LORA_END ? FILL_CODES : FILL_SCALES;
-    return recipe->is_f32 ? FILL_F32 : FILL_BF16;
-}
-
-static br_status plan_checkpoint(const br_config *config, init_plan *plan) {
-    br_expect expect;
-    BR_TRY(plan_open(plan, br_weight_expect_count(config)));
-    for (int64_t i = 0; br_weight_expect(config, i, &expect); i++) {
-        const init_recipe recipe = init_recipe_of(config, expect.cls);
-        init_tensor *tensor = &plan->tensor[plan->n];
-        br_weight_name(config, expect.cls, expect.layer, expect.expert, tensor->name);
-        plan_add(plan, fill_of(&expect, &recipe), &recipe, expect.n_dim, expect.dim);
-        if (expect.cls == BR_W_KDA_A_LOG)
-            tensor->n_drawn = (uint64_t)config->kda_n_head; /* published padding holds zeros */
-    }
+static br_status plan_checkpoint(const br_init_options *options, const br_config *config, init_plan *plan) {
+    BR_TRY(checkpoint_generate(options->preset, options->seed, config, &plan->weights));
+    BR_TRY(plan_open(plan, br_weights_count(plan->weights)));
+    for (int64_t i = 0; i < br_weights_count(plan->weights); i++)
+        plan_add(plan, br_weights_at(plan->weights, i));
     return BR_OK;
 }
 
@@ -180,13 +118,19 @@ static br_status write_index(const char *dir, const init_plan *plan) {
     return status;
 }
 
-static br_status write_checkpoint(const br_init_options *options, const char *config_json, const br_config *config,
-                                  const br_watch *watch) {
+/* The other form lies there: what is opened later must not depend on which of them is looked for first. */
+static br_status refuse_recipe(const char *dir) {
+    if (!recipe_json_exists(dir))
+        return BR_OK;
+    return br_fail(BR_E_ARG, "%s: " RECIPE_NAME " is there: expected a folder without it for files of tensors", dir);
+}
+
+static br_status write_shards(const br_init_options *options, const br_config *config, const br_watch *watch) {
     br_status status;
     char path[BR_PATH_BYTES], name[64];
-    init_plan plan = {.seed = options->seed, .watch = watch, .watch_what = "weights"};
-    BR_TRY_GOTO(br_file_make_dir(options->out_dir), exit);
-    BR_TRY_GOTO(plan_checkpoint(config, &plan), exit);
+    init_plan plan = {.watch = watch, .watch_what = "weights"};
+    BR_TRY_GOTO(refuse_recipe(options->out_dir), exit);
+    BR_TRY_GOTO(plan_checkpoint(options, config, &plan), exit);
     cut_shards(&plan);
     for (int32_t shard = 0; shard < INIT_SHARD_COUNT; shard++) {
         int64_t end = plan.shard_end[shard];
@@ -196,14 +140,33 @@ static br_status write_checkpoint(const br_init_options *options, const char *co
         plan.first = end;
     }
     BR_TRY_GOTO(write_index(options->out_dir, &plan), exit);
-    BR_TRY_GOTO(br_file_join(path, options->out_dir, "config.json"), exit);
-    BR_TRY_GOTO(br_file_write(path, config_json, strlen(config_json)), exit);
 exit:
     plan_close(&plan);
     return status;
 }
 
+static br_status write_recipe(const char *dir, const char *preset, uint64_t seed, const br_config *config) {
+    recipe_json recipe = {.seed = seed, .config_digest = br_config_digest(config)};
+    snprintf(recipe.preset, sizeof recipe.preset, "%s", preset);
+    return recipe_json_write(dir, &recipe);
+}
+
+static br_status write_checkpoint(const br_init_options *options, const init_preset *preset, const br_config *config, const br_watch *watch) {
+    char path[BR_PATH_BYTES];
+    BR_TRY(br_file_make_dir(options->out_dir));
+    if (options->recipe || preset->is_large) {
+        BR_TRY(checkpoint_check_no_files(options->out_dir));
+        BR_TRY(write_recipe(options->out_dir, preset->name, options->seed, config));
+    } else {
+        BR_TRY(write_shards(options, config, watch));
+    }
+    BR_TRY(br_file_join(path, options->out_dir, "config.json"));
+    return br_file_write(path, preset->config_json, strlen(preset->config_json));
+}
+
 /* ---- adapter ---------------------------------------------------------------------------------------------------------- */
+
+#define ADAPTER_FILE "adapter_model.safetensors"
 
 enum { ADAPTER_CONFIG_BYTES = 8192, TARGETS_BYTES = 4096 };
 
@@ -212,26 +175,29 @@ static int next_map(const br_config *config, int64_t i, br_expect *map) {
     return br_weight_expect(config, i, map) && map->cls < BR_CLASS_LORA_END;
 }
 
-static void add_half(init_plan *plan, const char *module, const char *half, const init_recipe *recipe, int64_t n_row,
-                     int64_t n_col) {
-    snprintf(plan->tensor[plan->n].name, BR_NAME_BYTES, "base_model.model.%.*s.lora_%s.weight", BR_NAME_BYTES - 40, module,
-             half);
-    plan_add(plan, FILL_BF16, recipe, 2, (int64_t[2]){n_row, n_col});
+static void add_half(init_plan *plan, uint64_t seed, const br_config *config, const br_expect *map, int is_b, int32_t n_row, int32_t n_col) {
+    char *name = plan->name[plan->n];
+    bi_weightgen *gen = &plan->gen[plan->n];
+    lora_recipe_name(config, map->cls, map->layer, map->expert, is_b, name);
+    *gen = lora_recipe_of(seed, name, is_b, n_col);
+    const uint64_t n = (uint64_t)n_row * (uint64_t)n_col;
+    plan_add(plan, &(br_tensor){.cls = map->cls, .layer = map->layer, .expert = map->expert, .dtype = BR_DTYPE_BF16, .n_dim = 2,
+                                .dim = {n_row, n_col}, .n_byte = (size_t)n * sizeof(bi_bf16), .gen = gen, .n_drawn = n, .name = name});
 }
 
-static br_status plan_adapter(const br_config *config, int32_t rank, init_plan *plan) {
+static br_status plan_adapter(const br_init_options *options, const br_config *config, init_plan *plan) {
     br_expect map;
     int64_t n_map = 0;
     while (next_map(config, n_map, &map))
         n_map++;
     BR_TRY(plan_open(plan, 2 * n_map));
+    BR_TRY(br_mem_alloc((void **)&plan->name, 2 * (size_t)n_map * sizeof *plan->name, "names of tensors"));
+    BR_TRY(br_mem_alloc((void **)&plan->gen, 2 * (size_t)n_map * sizeof *plan->gen, "recipes of tensors"));
     for (int64_t i = 0; next_map(config, i, &map); i++) {
-        char module[BR_NAME_BYTES];
         int32_t n_out = 0, n_in = 0;
         br_linear_shape(config, map.cls, map.layer, &n_out, &n_in);
-        lora_module_name(config, map.cls, map.layer, map.expert, module);
-        add_half(plan, module, "A", &INIT_RECIPE_LORA_A, rank, n_in);
-        add_half(plan, module, "B", &INIT_RECIPE_LORA_B, n_out, rank);
+        add_half(plan, options->lora_seed, config, &map, 0, options->lora_rank, n_in);
+        add_half(plan, options->lora_seed, config, &map, 1, n_out, options->lora_rank);
     }
     return BR_OK;
 }
@@ -259,18 +225,30 @@ static br_status write_adapter_config(const br_config *config, const char *dir, 
     return br_file_write(path, text, (size_t)n);
 }
 
-static br_status write_adapter(const br_init_options *options, const br_config *config, const br_watch *watch) {
+static br_status write_adapter_file(const br_init_options *options, const br_config *config, const br_watch *watch) {
     br_status status;
     char path[BR_PATH_BYTES];
-    init_plan plan = {.seed = options->lora_seed, .watch = watch, .watch_what = "adapter"};
-    BR_TRY_GOTO(br_file_make_dir(options->lora_out_dir), exit);
-    BR_TRY_GOTO(plan_adapter(config, options->lora_rank, &plan), exit);
-    BR_TRY_GOTO(br_file_join(path, options->lora_out_dir, "adapter_model.safetensors"), exit);
+    init_plan plan = {.watch = watch, .watch_what = "adapter"};
+    BR_TRY_GOTO(refuse_recipe(options->lora_out_dir), exit);
+    BR_TRY_GOTO(plan_adapter(options, config, &plan), exit);
+    BR_TRY_GOTO(br_file_join(path, options->lora_out_dir, ADAPTER_FILE), exit);
     BR_TRY_GOTO(st_write(path, plan.out, plan.n, fill_tensor, &plan), exit);
-    BR_TRY_GOTO(write_adapter_config(config, options->lora_out_dir, options->lora_rank), exit);
 exit:
     plan_close(&plan);
     return status;
+}
+
+/* Takes the form of its checkpoint, or that of a recipe when asked to. */
+static br_status write_adapter(const br_init_options *options, const br_config *config, const br_watch *watch) {
+    static const char *const TENSORS[] = {ADAPTER_FILE};
+    BR_TRY(br_file_make_dir(options->lora_out_dir));
+    if (options->recipe || recipe_json_exists(options->out_dir)) {
+        BR_TRY(recipe_json_check_alone(options->lora_out_dir, TENSORS, 1));
+        BR_TRY(write_recipe(options->lora_out_dir, "", options->lora_seed, config));
+    } else {
+        BR_TRY(write_adapter_file(options, config, watch));
+    }
+    return write_adapter_config(config, options->lora_out_dir, options->lora_rank);
 }
 
 /* ---- the job ---------------------------------------------------------------------------------------------------------- */
@@ -299,7 +277,7 @@ static br_status report_written(const br_init_options *options, const br_config 
     br_weights *weights = NULL;
     br_loaded loaded = {.config = *config};
     const br_adapter_source source = {.name = "lora", .dir = options->lora_out_dir};
-    BR_TRY_GOTO(br_weights_open(options->out_dir, config, &weights), exit);
+    BR_TRY_GOTO(checkpoint_open(options->out_dir, config, &weights), exit);
     loaded.weights_digest = br_weights_digest(weights);
     BR_TRY_GOTO(lora_open(config, &source, with_adapter, 0, &loaded.adapters), exit);
     BR_TRY_GOTO(br_loaded_report(&loaded, report), exit);
@@ -323,7 +301,7 @@ br_status br_job_init(const br_init_options *options, const br_watch *watch, br_
         if (!preset)
             return refuse_preset(options->preset);
         BR_TRY(br_config_parse(preset->name, preset->config_json, strlen(preset->config_json), &config));
-        BR_TRY(write_checkpoint(options, preset->config_json, &config, watch));
+        BR_TRY(write_checkpoint(options, preset, &config, watch));
     }
     if (with_adapter)
         BR_TRY(write_adapter(options, &config, watch));

@@ -4,7 +4,7 @@
  * with golden files: a change here is a change there. Sizes are those of the formats, before a backend packs them. */
 #include "bi_contract.h"
 #include "br_pool.h"
-#include "br_weights.h"
+#include "checkpoint.h"
 #include "config_json.h"
 #include "lora_slots.h"
 
@@ -106,6 +106,10 @@ static int64_t say_classes(const sink *out, const br_weights *w) {
 }
 
 static void say_strays(const sink *out, const br_weights *w) {
+    if (br_weights_origin(w)) {
+        say(out, "tensors              %lld generated, in no file: %s", (long long)br_weights_count(w), br_weights_origin(w));
+        return;
+    }
     const int64_t n_unknown = br_weights_unknown_count(w), n_missing = br_weights_missing_count(w);
     const int64_t n_all = br_weights_count(w) + br_weights_skipped(w) + n_unknown;
     say(out, "tensors              %lld in %d shards: %lld text, %lld vision (skipped), %lld unknown; %lld missing",
@@ -168,7 +172,7 @@ br_status br_job_inspect(const char *model_dir, br_line line, void *context) {
     }
     BR_TRY(br_config_read(model_dir, &config));
     say_config(&out, &config);
-    BR_TRY(br_weights_survey(model_dir, &config, &weights));
+    BR_TRY(checkpoint_survey(model_dir, &config, &weights));
     int64_t bytes = say_classes(&out, weights);
     say_strays(&out, weights);
     say_memory(&out, &config, bytes);

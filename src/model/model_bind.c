@@ -35,28 +35,39 @@ static bi_mat take_stack(binder *b, bi_form form, int32_t n, int32_t n_out, int3
     return (bi_mat){.data = MEMORY(b, unsigned char, stride * (size_t)n), .n_out = n_out, .n_in = n_in, .form = form, .stride = stride};
 }
 
-/* Fills matrix i of a stack from elements src[o * stride_out + i * stride_in], or from MXFP4. */
+static pack_source source_of(const br_tensor *t) {
+    return (pack_source){.data = t->data, .gen = t->gen};
+}
+
+/* Fills matrix i of a stack. */
 static void fill(binder *b, const bi_mat *stack, int32_t i, pack_job source) {
     source.to = is_real(b) ? bi_mat_at(stack, i) : *stack;
     pack_jobs_add(&b->jobs, source);
 }
 
-static bi_mat bind_rows(binder *b, const void *src, int32_t n_out, int32_t n_in) {
-    bi_mat mat = take_stack(b, BI_FORM_BF16, 1, n_out, n_in);
-    fill(b, &mat, 0, (pack_job){.kind = PACK_BF16, .src = src, .have_out = n_out, .have_in = n_in, .stride_out = n_in, .stride_in = 1});
-    return mat;
+/* n_out rows of n_in elements, one after the other. */
+static pack_job rows_of(pack_source src, int32_t n_out, int32_t n_in) {
+    return (pack_job){.kind = PACK_BF16, .src = src, .have_out = n_out, .have_in = n_in, .stride_out = n_in, .stride_in = 1};
+}
+
+/* Of n_in rows of n_out elements the transpose. */
+static pack_job columns_of(pack_source src, int32_t n_out, int32_t n_in) {
+    return (pack_job){.kind = PACK_BF16, .src = src, .have_out = n_out, .have_in = n_in, .stride_out = 1, .stride_in = n_out};
 }
 
 static bi_mat bind_mat(binder *b, br_class cls, int32_t layer) {
     const br_tensor *t = tensor_of(b, cls, layer, -1);
-    return bind_rows(b, t->data, (int32_t)t->dim[0], (int32_t)t->dim[1]);
+    const int32_t n_out = (int32_t)t->dim[0], n_in = (int32_t)t->dim[1];
+    bi_mat mat = take_stack(b, BI_FORM_BF16, 1, n_out, n_in);
+    fill(b, &mat, 0, rows_of(source_of(t), n_out, n_in));
+    return mat;
 }
 
 /* The first n elements as f32, widened exactly. */
 static const float *bind_vector(binder *b, br_class cls, int32_t layer, int64_t n) {
     const br_tensor *t = tensor_of(b, cls, layer, -1);
     float *out = MEMORY(b, float, n);
-    pack_jobs_add(&b->jobs, (pack_job){.kind = t->dtype == BR_DTYPE_F32 ? PACK_RAW : PACK_WIDEN, .dst = out, .src = t->data, .n = n * 4});
+    pack_jobs_add(&b->jobs, (pack_job){.kind = t->dtype == BR_DTYPE_F32 ? PACK_F32 : PACK_WIDEN, .dst = out, .src = source_of(t), .n = n});
     return out;
 }
 
@@ -66,15 +77,23 @@ static lora_pair pair_of(const binder *b, int32_t slot, br_class cls, int32_t la
     return lora_pair_of(b->adapters, slot, cls, layer, per_expert ? i : -1);
 }
 
+static pack_source a_of(const lora_pair *pair) {
+    return (pack_source){.data = pair->a, .gen = pair->gen_a};
+}
+
+static pack_source b_of(const lora_pair *pair) {
+    return (pack_source){.data = pair->b, .gen = pair->gen_b};
+}
+
 /* s of n maps. */
 static const float *bind_s(binder *b, int32_t slot, br_class cls, int32_t layer, int32_t n, int per_expert) {
     float *s = STRUCTS(b, float, n), *out = MEMORY(b, float, n);
     for (int32_t i = 0; i < n && is_real(b); i++) {
         const lora_pair pair = pair_of(b, slot, cls, layer, i, per_expert);
-        if (pair.a) /* others stay zero */
+        if (pair.rank) /* others stay zero */
             s[i] = bi_const_lora_s(pair.alpha, pair.rank, pair.rslora);
     }
-    pack_jobs_add(&b->jobs, (pack_job){.kind = PACK_RAW, .dst = out, .src = s, .n = (int64_t)n * 4});
+    pack_jobs_add(&b->jobs, (pack_job){.kind = PACK_F32, .dst = out, .src = {.data = s}, .n = n});
     return out;
 }
 
@@ -85,10 +104,10 @@ static bi_adapter bind_adapter(binder *b, int32_t slot, br_class cls, int32_t la
     int shared = n > 1;
     for (int32_t i = 0; i < n; i++) {
         const lora_pair pair = pair_of(b, slot, cls, layer, i, per_expert), first = pair_of(b, slot, cls, layer, 0, per_expert);
-        most = pair.a && pair.rank > most.rank ? pair : most;
-        shared = shared && pair.a == first.a;
+        most = pair.rank > most.rank ? pair : most;
+        shared = shared && pack_source_is_equal(a_of(&pair), a_of(&first));
     }
-    if (!most.a)
+    if (!most.rank)
         return (bi_adapter){0};
     bi_adapter adapter = {.a = take_stack(b, BI_FORM_BF16, shared ? 1 : n, most.rank, most.n_in),
                           .b = take_stack(b, BI_FORM_BF16, n, most.n_out, most.rank)};
@@ -96,8 +115,8 @@ static bi_adapter bind_adapter(binder *b, int32_t slot, br_class cls, int32_t la
     for (int32_t i = 0; i < n; i++) {
         const lora_pair p = pair_of(b, slot, cls, layer, i, per_expert);
         if (i == 0 || !shared)
-            fill(b, &adapter.a, i, (pack_job){.kind = PACK_BF16, .src = p.a, .have_out = p.rank, .have_in = p.n_in, .stride_out = p.n_in, .stride_in = 1});
-        fill(b, &adapter.b, i, (pack_job){.kind = PACK_BF16, .src = p.b, .have_out = p.n_out, .have_in = p.rank, .stride_out = p.rank, .stride_in = 1});
+            fill(b, &adapter.a, i, rows_of(a_of(&p), p.rank, p.n_in));
+        fill(b, &adapter.b, i, rows_of(b_of(&p), p.n_out, p.rank));
     }
     adapter.s = bind_s(b, slot, cls, layer, n, per_expert);
     return adapter;
@@ -108,7 +127,7 @@ static const bi_adapter *bind_adapters(binder *b, br_class cls, int32_t layer, i
     const int32_t n_slot = b->model->n_slot;
     int any = 0;
     for (int32_t i = 0; i < n_slot * n && !any; i++)
-        any = pair_of(b, i / n, cls, layer, i % n, per_expert).a != NULL;
+        any = pair_of(b, i / n, cls, layer, i % n, per_expert).rank != 0;
     if (!any)
         return NULL;
     bi_adapter *slot = STRUCTS(b, bi_adapter, n_slot);
@@ -156,23 +175,22 @@ static void bind_kv_b_slot(binder *b, int32_t layer, int32_t slot, bi_adapter *u
     const br_config *c = &b->model->config;
     const lora_pair pair = lora_pair_of(b->adapters, slot, BR_W_MLA_KV_B, layer, -1);
     const int32_t n_head = c->n_head, rank = pair.rank, latent = c->d_kv_latent;
-    if (!pair.a)
+    if (!rank)
         return;
     bi_adapter k = {.a = take_stack(b, BI_FORM_BF16, n_head, rank, c->d_nope), .b = take_stack(b, BI_FORM_BF16, 1, latent, rank)};
     bi_adapter v = {.a = take_stack(b, BI_FORM_BF16, 1, rank, latent), .b = take_stack(b, BI_FORM_BF16, n_head, c->d_v, rank)};
-    fill(b, &k.b, 0, (pack_job){.kind = PACK_BF16, .src = pair.a, .have_out = latent, .have_in = rank, .stride_out = 1, .stride_in = latent});
-    fill(b, &v.a, 0, (pack_job){.kind = PACK_BF16, .src = pair.a, .have_out = rank, .have_in = latent, .stride_out = latent, .stride_in = 1});
+    fill(b, &k.b, 0, columns_of(a_of(&pair), latent, rank));
+    fill(b, &v.a, 0, rows_of(a_of(&pair), rank, latent));
     k.b.stride = v.a.stride = 0;
     for (int32_t h = 0; h < n_head; h++) {
-        const bi_bf16 *rows = pair.b + (size_t)h * (size_t)(c->d_nope + c->d_v) * (size_t)rank;
-        fill(b, &k.a, h, (pack_job){.kind = PACK_BF16, .src = rows, .have_out = rank, .have_in = c->d_nope, .stride_out = 1, .stride_in = rank});
-        fill(b, &v.b, h, (pack_job){.kind = PACK_BF16, .src = rows + (size_t)c->d_nope * (size_t)rank, .have_out = c->d_v, .have_in = rank,
-                                    .stride_out = rank, .stride_in = 1});
+        const pack_source rows = pack_source_from(b_of(&pair), (size_t)h * (size_t)(c->d_nope + c->d_v) * (size_t)rank);
+        fill(b, &k.a, h, columns_of(rows, rank, c->d_nope));
+        fill(b, &v.b, h, rows_of(pack_source_from(rows, (size_t)c->d_nope * (size_t)rank), c->d_v, rank));
     }
     float *s = STRUCTS(b, float, n_head), *s_device = MEMORY(b, float, n_head);
     for (int32_t h = 0; h < n_head && is_real(b); h++)
         s[h] = bi_const_lora_s(pair.alpha, rank, pair.rslora);
-    pack_jobs_add(&b->jobs, (pack_job){.kind = PACK_RAW, .dst = s_device, .src = s, .n = (int64_t)n_head * 4});
+    pack_jobs_add(&b->jobs, (pack_job){.kind = PACK_F32, .dst = s_device, .src = {.data = s}, .n = n_head});
     k.s = v.s = s_device;
     if (is_real(b)) {
         uk[slot] = k;
@@ -187,14 +205,13 @@ static void bind_kv_b(binder *b, int32_t layer, mla_weights *w) {
     w->w_uk = take_stack(b, BI_FORM_BF16, c->n_head, latent, c->d_nope);
     w->w_uv = take_stack(b, BI_FORM_BF16, c->n_head, c->d_v, latent);
     for (int32_t h = 0; h < c->n_head; h++) {
-        const bi_bf16 *rows = (const bi_bf16 *)t->data + (size_t)h * (size_t)per_head * (size_t)latent;
-        fill(b, &w->w_uk, h, (pack_job){.kind = PACK_BF16, .src = rows, .have_out = latent, .have_in = c->d_nope, .stride_out = 1, .stride_in = latent});
-        fill(b, &w->w_uv, h, (pack_job){.kind = PACK_BF16, .src = rows + (size_t)c->d_nope * (size_t)latent, .have_out = c->d_v, .have_in = latent,
-                                        .stride_out = latent, .stride_in = 1});
+        const pack_source rows = pack_source_from(source_of(t), (size_t)h * (size_t)per_head * (size_t)latent);
+        fill(b, &w->w_uk, h, columns_of(rows, latent, c->d_nope));
+        fill(b, &w->w_uv, h, rows_of(pack_source_from(rows, (size_t)c->d_nope * (size_t)latent), c->d_v, latent));
     }
     int any = 0;
     for (int32_t i = 0; i < n_slot && !any; i++)
-        any = lora_pair_of(b->adapters, i, BR_W_MLA_KV_B, layer, -1).a != NULL;
+        any = lora_pair_of(b->adapters, i, BR_W_MLA_KV_B, layer, -1).rank != 0;
     if (!any)
         return;
     bi_adapter *uk = STRUCTS(b, bi_adapter, n_slot), *uv = STRUCTS(b, bi_adapter, n_slot);
@@ -242,9 +259,10 @@ static bi_mat bind_experts(binder *b, int32_t layer, br_class cls, br_class scal
     for (int32_t e = 0; e < c->n_expert; e++) {
         const br_tensor *t = tensor_of(b, cls, layer, e);
         if (c->experts_fp4)
-            fill(b, &stack, e, (pack_job){.kind = PACK_FP4, .src = t->data, .scale = tensor_of(b, scale, layer, e)->data});
+            fill(b, &stack, e, (pack_job){.kind = PACK_FP4, .src = source_of(t), .scale = source_of(tensor_of(b, scale, layer, e)),
+                                          .have_out = n_out, .have_in = n_in});
         else
-            fill(b, &stack, e, (pack_job){.kind = PACK_BF16, .src = t->data, .have_out = n_out, .have_in = n_in, .stride_out = n_in, .stride_in = 1});
+            fill(b, &stack, e, rows_of(source_of(t), n_out, n_in));
     }
     return stack;
 }
@@ -273,7 +291,7 @@ static const float *bind_res(binder *b, br_class norm, br_class proj, int32_t la
     const int32_t d = b->model->config.d_model;
     float *w = MEMORY(b, float, d);
     const float *norm_row = bind_vector(b, norm, layer, d), *proj_row = bind_vector(b, proj, layer, d);
-    pack_jobs_add_last(&b->jobs, (pack_job){.kind = PACK_RES, .dst = w, .src = norm_row, .scale = proj_row, .n = d});
+    pack_jobs_add_last(&b->jobs, (pack_job){.kind = PACK_RES, .dst = w, .src = {.data = norm_row}, .scale = {.data = proj_row}, .n = d});
     return w;
 }
 
@@ -373,7 +391,7 @@ static void bind_all(binder *b) {
     const int64_t n_embed = (int64_t)c->n_vocab * c->d_model;
     m->layer = STRUCTS(b, model_layer, c->n_layer);
     m->embed = MEMORY(b, bi_bf16, n_embed);
-    pack_jobs_add(&b->jobs, (pack_job){.kind = PACK_RAW, .dst = (void *)(uintptr_t)m->embed, .src = embed->data, .n = n_embed * 2});
+    pack_jobs_add(&b->jobs, (pack_job){.kind = PACK_COPY, .dst = (void *)(uintptr_t)m->embed, .src = source_of(embed), .n = n_embed});
     m->head = bind_mat(b, BR_W_HEAD, -1);
     m->final_norm = bind_vector(b, BR_W_FINAL_NORM, -1, c->d_model);
     if (c->res_block)
@@ -385,12 +403,23 @@ static void bind_all(binder *b) {
     bind_work(b);
 }
 
+/* Host memory is handed out before it is there, and a cache of files counts as used: only what never fits is refused. */
+static br_status check_room(br_device *device, size_t bytes) {
+    size_t bytes_free, bytes_total;
+    BR_TRY(br_device_memory(device, &bytes_free, &bytes_total));
+    if (bytes <= (br_device_is_host(device) ? bytes_total : bytes_free))
+        return BR_OK;
+    return br_fail(BR_E_NOMEM, "packed weights and work buffers: %zu bytes of %s memory wanted, %zu of %zu are free", bytes,
+                   br_device_is_host(device) ? "host" : "GPU", bytes_free, bytes_total);
+}
+
 br_status model_bind(br_model *model, const br_model_options *options) {
     br_status status;
     br_arena structs = {0}, memory = {0};
     void *block = NULL;
     binder b = {.model = model, .weights = options->weights, .adapters = options->adapters, .arena = &structs, .memory = &memory};
     bind_all(&b);
+    BR_TRY(check_room(model->device, memory.used));
     BR_TRY(pack_jobs_open(&b.jobs));
     BR_TRY_GOTO(br_mem_alloc((void **)&model->arena.base, structs.used, "the model's tables"), exit);
     BR_TRY_GOTO(br_device_alloc(model->device, memory.used, "packed weights and work buffers", &block), exit);

@@ -9,10 +9,18 @@
 typedef enum pack_kind {
     PACK_BF16,  /* a matrix of elements src[o * stride_out + i * stride_in] */
     PACK_FP4,   /* codes src, scales scale */
-    PACK_WIDEN, /* n bytes of f32 out of bf16 */
-    PACK_RAW,   /* n bytes as they are */
+    PACK_WIDEN, /* n numbers of f32 out of bf16 */
+    PACK_F32,   /* n numbers as they are */
+    PACK_COPY,  /* n numbers of bf16 as they are */
     PACK_RES    /* n numbers of W of N-RES from norm src and proj scale, both in device memory already */
 } pack_kind;
+
+/* Elements that lie at data, or that gen makes from number `first` on. */
+typedef struct pack_source {
+    const void *data;
+    const bi_weightgen *gen;
+    uint64_t first;
+} pack_source;
 
 typedef struct pack_job {
     pack_kind kind;
@@ -20,7 +28,7 @@ typedef struct pack_job {
     int32_t have_out, have_in; /* PACK_BF16: what the source has of it; zeros fill up the rest */
     int64_t stride_out, stride_in;
     void *dst;
-    const void *src, *scale;
+    pack_source src, scale;
     int64_t n;
 } pack_job;
 
@@ -31,6 +39,17 @@ typedef struct pack_jobs {
     const bi_backend *backend;
     br_device *device;
 } pack_jobs;
+
+static inline int pack_source_is_equal(pack_source a, pack_source b) {
+    return a.data == b.data && a.gen == b.gen && a.first == b.first;
+}
+
+/* The source from its n-th bf16 element on. */
+static inline pack_source pack_source_from(pack_source source, size_t n) {
+    if (source.gen)
+        return (pack_source){.gen = source.gen, .first = source.first + n};
+    return (pack_source){.data = (const bi_bf16 *)source.data + n};
+}
 
 void pack_jobs_add(pack_jobs *jobs, pack_job job);
 void pack_jobs_add_last(pack_jobs *jobs, pack_job job);

@@ -224,6 +224,8 @@ void br_weights_close(br_weights *w) {
     br_mem_free(w->tensor);
     br_mem_free(w->unknown);
     br_mem_free(w->missing);
+    br_mem_free(w->gen);
+    br_mem_free(w->name);
     br_mem_free(w->leaf);
     br_mem_free(w->by_name);
     br_mem_free(w);

@@ -6,10 +6,12 @@
  * and for unknown or missing ones the nearest names. Vision tensors ("vision_tower.", "mm_projector.",
  * "multi_modal_projector.") are counted and skipped. Shards are those of model.safetensors.index.json, which must agree with
  * them, or without that file the one model.safetensors. Opening reads headers only: the shards may be sparse files that hold
- * nothing else. */
+ * nothing else.
+ * A generated checkpoint has recipes in place of data; its table looks the same and nothing of its size is ever read. */
 #ifndef BR_WEIGHTS_H
 #define BR_WEIGHTS_H
 
+#include "bi_weightgen.h"
 #include "br_config.h"
 #include "br_hash.h"
 #include "br_status.h"
@@ -45,8 +47,10 @@ typedef struct br_tensor {
     br_dtype dtype;
     int32_t n_dim;
     int64_t dim[4];
-    const void *data; /* row-major, as in the file; may be unaligned */
+    const void *data; /* row-major, as in the file; may be unaligned. NULL when generated */
     size_t n_byte;
+    const bi_weightgen *gen; /* how a generated one is made (br_tensor_make), else NULL */
+    uint64_t n_drawn;        /* elements made by gen; zeros follow */
     const char *name; /* as in the file */
     int32_t shard;
 } br_tensor;
@@ -55,18 +59,29 @@ typedef struct br_weights br_weights;
 
 br_status br_weights_open(const char *dir, const br_config *config, br_weights **out);
 void br_weights_close(br_weights *weights); /* NULL is a no-op */
+/* Every tensor of the config, optional ones too, made by recipe. Told of a tensor's class, place, dims and name, `draw` fills its
+ * dtype, n_drawn and *gen. origin: what to say about the checkpoint; identity: digest of what the recipes came from. */
+typedef void (*br_tensor_draw)(void *context, br_tensor *tensor, bi_weightgen *gen);
+br_status br_weights_generate(const br_config *config, const char *origin, br_digest identity, br_tensor_draw draw, void *context,
+                              br_weights **out);
+const char *br_weights_origin(const br_weights *weights); /* NULL: read from files */
 int64_t br_weights_count(const br_weights *weights);
 int64_t br_weights_skipped(const br_weights *weights); /* vision tensors */
 int32_t br_weights_shard_count(const br_weights *weights);
 const br_tensor *br_weights_at(const br_weights *weights, int64_t i); /* sorted by (class, layer, expert) */
 const br_tensor *br_weights_find(const br_weights *weights, br_class cls, int32_t layer, int32_t expert); /* NULL: absent */
 
+/* Bytes offset .. offset + n - 1 of a generated tensor's data, as `init` would write them; both whole elements. */
+void br_tensor_make(const br_tensor *tensor, uint64_t offset, unsigned char *bytes, size_t n);
+
 /* The data, apart from opening because a checkpoint of headers has none: BR_E_FORMAT naming the tensor and element when a
  * bf16 or f32 value is NaN or Inf, a scale byte of MXFP4 is 253..255 (no bf16 number, N-FP4), or an entry of A_log past the
- * heads is not zero. Reads every byte. */
+ * heads is not zero. Reads every byte. Recipes need no check. */
 br_status br_weights_check_data(const br_weights *weights);
 /* Digest of name, dtype, shape and bytes; the root is the Merkle root over tensors sorted by name. The name counts without
- * "language_model." and ".base_layer", so that a checkpoint renamed by a wrapper keeps its digest. Reads every byte. */
+ * "language_model." and ".base_layer", so that a checkpoint renamed by a wrapper keeps its digest. Reads every byte.
+ * Of a generated tensor the recipe (key, kind, numbers, n_drawn) stands for the bytes, and the root is chained to the identity of
+ * the whole; so a generated checkpoint never has the digest of the files that hold the same bytes. */
 br_digest br_tensor_digest(const br_tensor *tensor);
 br_digest br_weights_digest(const br_weights *weights);
 /* One tensor at a time in the order of the root, for lists of digests. */

@@ -76,6 +76,8 @@ static int is_scale(br_class cls) {
 br_status br_weights_check_data(const br_weights *weights) {
     for (int64_t i = 0; i < weights->n_tensor; i++) {
         const br_tensor *t = &weights->tensor[i];
+        if (t->gen)
+            continue;
         if (t->dtype == BR_DTYPE_BF16 || t->dtype == BR_DTYPE_F32)
             BR_TRY(check_finite(weights, t));
         if (t->cls == BR_W_KDA_A_LOG)
@@ -90,6 +92,15 @@ br_status br_weights_check_data(const br_weights *weights) {
     return BR_OK;
 }
 
+static void add_recipe(br_hash_stream *stream, const br_tensor *tensor) {
+    const bi_weightgen *gen = tensor->gen;
+    const uint64_t number[4] = {gen->key, (uint64_t)gen->kind, gen->scale_byte, tensor->n_drawn};
+    const uint32_t bits[2] = {bi_u32_of(gen->offset), bi_u32_of(gen->unit)};
+    br_hash_add(stream, "generated", sizeof "generated");
+    br_hash_add(stream, number, sizeof number);
+    br_hash_add(stream, bits, sizeof bits);
+}
+
 br_digest br_tensor_digest(const br_tensor *tensor) {
     br_hash_stream stream;
     char plain[BR_NAME_BYTES];
@@ -99,7 +110,10 @@ br_digest br_tensor_digest(const br_tensor *tensor) {
     br_hash_add(&stream, plain, strlen(plain) + 1);
     br_hash_add(&stream, form, sizeof form);
     br_hash_add(&stream, tensor->dim, (size_t)tensor->n_dim * sizeof tensor->dim[0]);
-    br_hash_add(&stream, tensor->data, tensor->n_byte);
+    if (tensor->gen)
+        add_recipe(&stream, tensor);
+    else
+        br_hash_add(&stream, tensor->data, tensor->n_byte);
     return br_hash_end(&stream);
 }
 
@@ -121,7 +135,8 @@ br_digest br_weights_digest_each(const br_weights *weights, br_tensor_seen seen,
         if (seen)
             seen(context, weights->by_name[i], weights->leaf[i]);
     }
-    return br_hash_merkle(weights->leaf, n);
+    const br_digest root = br_hash_merkle(weights->leaf, n);
+    return weights->gen ? br_hash_chain(weights->identity, &root, sizeof root) : root;
 }
 
 br_digest br_weights_digest(const br_weights *weights) {

@@ -20,6 +20,11 @@ struct br_weights {
     int64_t n_unknown;
     int64_t *missing; /* slots */
     int64_t n_missing;
+    /* Of a generated checkpoint, else NULL and 0. */
+    bi_weightgen *gen;            /* (n_tensor) */
+    char (*name)[BR_NAME_BYTES];  /* (n_tensor) */
+    char origin[160];
+    br_digest identity;
     /* Room for the digest, which may be asked for when nothing may be allocated any more. */
     br_digest *leaf;
     const br_tensor **by_name;

@@ -1,0 +1,81 @@
+/* bi_experts_parts: what the files of the routed experts share: the plan, the products, the packed MXFP4 matrix.
+ *
+ * The (row, choice) pairs of a step are put in the order of their experts; a place is an index into that order. A tile is up to
+ * EXPERTS_TILE_MAX places of one expert, which share one pass over its weights. A product is one launch: every (tile, slab of
+ * output rows) is an item, and a persistent grid walks through the items. Which pairs share a tile moves no bit: each element
+ * is one chain of its own (N-CHAIN), and columns of a tensor-core step do not see each other. */
+#ifndef BI_EXPERTS_PARTS_CUH
+#define BI_EXPERTS_PARTS_CUH
+
+#include "bi_cuda.cuh"
+
+enum {
+    EXPERTS_TILE_MAX = 160, /* places; two maps of 64 rows an accumulator warpgroup leave no registers for more */
+    EXPERTS_SLOT_MAX = 16,
+    EXPERTS_K = 64,         /* products of a pipeline stage */
+    EXPERTS_SUB = 64,       /* output rows of one map that a warpgroup holds */
+    /* A block of the MXFP4 form: 64 outputs of 64 inputs. First 16 bytes a thread of a warpgroup, a word a k-block, its eight
+     * codes those of the thread's A fragment; then four scales a row pair. */
+    EXPERTS_FP4_CODES = 2048,
+    EXPERTS_FP4_BLOCK = EXPERTS_FP4_CODES + 128,
+};
+
+typedef struct __align__(16) experts_tile {
+    int32_t expert, begin, n;
+    uint32_t slots; /* bit s: one of its rows has adapter s */
+} experts_tile;
+
+/* Device memory, made by the plan kernel. */
+typedef struct experts_plan {
+    experts_tile *tile;
+    int32_t *n_tile;
+    int32_t *pair, *row, *slot; /* of a place */
+} experts_plan;
+
+/* A stack of bf16 matrices of one adapter; rank 0: the adapter leaves the map alone. */
+typedef struct experts_side {
+    const unsigned char *data;
+    size_t stride;
+    int32_t rank;
+} experts_side;
+
+typedef enum experts_kind {
+    EXPERTS_UP,   /* h = act(gate, up): two maps, 128 outputs an item */
+    EXPERTS_DOWN, /* y = R(acc): one map, 256 outputs an item */
+    EXPERTS_T     /* T of N-LORA of one slot: two adapters' A as maps, 128 outputs an item */
+} experts_kind;
+
+typedef struct experts_product {
+    experts_plan plan;
+    int32_t n_part, n_slab; /* items of a tile; n_slab of them a slot in EXPERTS_T, else all */
+    int32_t n_in, n_out;
+    const bi_bf16 *in; /* rows of n_in, stride in_ld; by row of the step when gather, else by place */
+    int64_t in_ld;
+    int32_t gather, in_aligned;
+    const unsigned char *w[2];
+    size_t w_stride[2];
+    experts_side side[2][EXPERTS_SLOT_MAX]; /* of a map: B, or A in EXPERTS_T */
+    const float *s[2][EXPERTS_SLOT_MAX];    /* EXPERTS_T only */
+    bi_bf16 *t[2];                          /* T of a map by place, stride t_ld */
+    int64_t t_ld;
+    bi_act act;
+    bi_bf16 *out;
+    int64_t out_ld; /* DOWN: by pair */
+    int32_t out_aligned;
+    bi_fault fault;
+} experts_product;
+
+/* The output row that stands at row i of 16 of an A fragment: after the transposition of the accumulators a thread then holds
+ * four outputs in a row. */
+static inline __host__ __device__ int32_t bi_experts_row(int32_t i) {
+    return (i & 1) + ((i & 7) >> 1) * 4 + (i >> 3) * 2;
+}
+
+/* Launches on ctx->stream, one kernel each; in bi_experts_fp4.cu and bi_experts_bf16.cu. */
+br_status bi_experts_up_fp4(bi_ctx *ctx, const experts_product *p);
+br_status bi_experts_down_fp4(bi_ctx *ctx, const experts_product *p);
+br_status bi_experts_up_bf16(bi_ctx *ctx, const experts_product *p);
+br_status bi_experts_down_bf16(bi_ctx *ctx, const experts_product *p);
+br_status bi_experts_t(bi_ctx *ctx, const experts_product *p);
+
+#endif

@@ -1,0 +1,477 @@
+/* bi_experts_product: one grouped product of the routed experts.      Contract: N-MOE-1, N-CHAIN, N-LORA, N-FP4, N-ACT
+ *
+ * Grid: one block an SM, each walking items blockIdx.x, + gridDim.x, .. of a list made on the device. Block: two warpgroups that
+ * multiply and one that copies (bi_experts_pipe.cuh), 384 threads; shared memory: a ring of stages, about 200 KB.
+ * Weights stand on the M side of the tensor core, in registers: MXFP4 codes expanded there, bf16 by ldmatrix. The tile's places
+ * stand on the N side in steps of 8: mma.sync up to 32 places, wgmma above; both are N-MMA's block. The order of an output is the
+ * stages' order: k ascending in blocks of 16, then the k-blocks of its row's adapter; a block of zeros (another adapter's, or
+ * padding) returns the accumulator (N-CHAIN-1). */
+#ifndef BI_EXPERTS_PRODUCT_CUH
+#define BI_EXPERTS_PRODUCT_CUH
+
+#include "bi_experts_mma.cuh"
+#include "bi_experts_pipe.cuh"
+
+enum {
+    PRODUCT_THREADS = 2 * 128 + PIPE_FEEDERS,
+    PRODUCT_SYNC_MAX = 32,      /* places up to which mma.sync is used */
+    PRODUCT_REGISTERS_FEED = 56, /* of 168 a thread, the rest goes to the two multiplying warpgroups */
+    PRODUCT_REGISTERS = 224
+};
+
+/* A multiplying thread: of warpgroup group, warp of it, lane. */
+typedef struct multiplier {
+    uint32_t group, warp, lane;
+} multiplier;
+
+/* Asked anew for every item: kept for all tile sizes at once, what follows from it would not fit the registers. */
+static __device__ __forceinline__ multiplier this_multiplier(void) {
+    uint32_t thread;
+    asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(thread));
+    const multiplier me = {thread / 128, thread / 32 % 4, thread % 32};
+    return me;
+}
+
+/* ---- MXFP4 --------------------------------------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
+    uint32_t d;
+    asm("mul.rn.bf16x2 %0, %1, %2;\n" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+
+/* 2^(scale - 1) twice as bf16, scale 0..128; 2^n twice, n 0..127. */
+static __device__ __forceinline__ uint32_t fp4_factor(uint32_t scale) {
+    return scale * 0x00800080u + 0x3f003f00u;
+}
+static __device__ __forceinline__ uint32_t fp4_power(uint32_t n) {
+    return n * 0x00800080u + 0x3f803f80u;
+}
+static __device__ __forceinline__ uint32_t fp4_scale(uint32_t scales, int i) {
+    return __byte_perm(scales, 0, 0x4440 + i);
+}
+
+/* Eight codes to the four registers of an A fragment, times factors of row g and row g + 8. A code's sign at bit 15 and its other
+ * bits at 8..6 are the bf16 of code * 2^-126, subnormal where the code is; the word keeps the codes where one or two shifts put
+ * them there (pack_pair). Products are exact: the factor is a power of two and the result is a bf16 (N-FP4). */
+static __device__ __forceinline__ void fp4_expand(uint32_t word, uint32_t factor0, uint32_t factor8, uint32_t (&a)[4]) {
+    const uint32_t all = 0x81c081c0u, sign = 0x80008000u, size = 0x01c001c0u;
+    a[0] = mul_bf16x2(word & all, factor0);
+    a[1] = mul_bf16x2(word << 3 & all, factor8);
+    a[2] = mul_bf16x2((word << 1 & sign) | (word << 6 & size), factor0);
+    a[3] = mul_bf16x2((word << 2 & sign) | (word >> 3 & size), factor8);
+}
+
+/* The same where a scale passes 128: 2^(scale - 1) as a product of two. */
+static __device__ __forceinline__ void fp4_expand_wide(uint32_t word, uint32_t scale0, uint32_t scale8, uint32_t (&a)[4]) {
+    const uint32_t low0 = scale0 < 128 ? scale0 : 128, low8 = scale8 < 128 ? scale8 : 128;
+    fp4_expand(word, fp4_factor(low0), fp4_factor(low8), a);
+    const uint32_t more0 = fp4_power(scale0 - low0), more8 = fp4_power(scale8 - low8);
+    a[0] = mul_bf16x2(a[0], more0);
+    a[1] = mul_bf16x2(a[1], more8);
+    a[2] = mul_bf16x2(a[2], more0);
+    a[3] = mul_bf16x2(a[3], more8);
+}
+
+/* A thread's codes and scales of one stage: a word a k-block of each part. */
+typedef struct fp4_stage {
+    uint32_t word[2][4], scales[2];
+    bool wide; /* of the whole warp */
+} fp4_stage;
+
+static __device__ __forceinline__ void fp4_load(const multiplier &me, uint32_t weights, fp4_stage &s) {
+#pragma unroll
+    for (int m = 0; m < 2; m++) {
+        const uint32_t at = weights + (me.group * 2 + (uint32_t)m) * EXPERTS_FP4_BLOCK;
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+                     : "=r"(s.word[m][0]), "=r"(s.word[m][1]), "=r"(s.word[m][2]), "=r"(s.word[m][3])
+                     : "r"(at + (me.warp * 32 + me.lane) * 16));
+        asm volatile("ld.shared.u32 %0, [%1];\n" : "=r"(s.scales[m]) : "r"(at + EXPERTS_FP4_CODES + (me.warp * 8 + (me.lane >> 2)) * 4));
+    }
+    s.wide = __any_sync(0xffffffffu, ((s.scales[0] | s.scales[1]) & 0x80808080u) != 0);
+}
+
+static __device__ __forceinline__ void fp4_fragment(const fp4_stage &s, int m, int block, bool wide, uint32_t (&a)[4]) {
+    const uint32_t scale0 = fp4_scale(s.scales[m], block >> 1), scale8 = fp4_scale(s.scales[m], 2 + (block >> 1));
+    if (!wide)
+        fp4_expand(s.word[m][block], fp4_factor(scale0), fp4_factor(scale8), a);
+    else
+        fp4_expand_wide(s.word[m][block], scale0, scale8, a);
+}
+
+/* ---- fragments from shared memory ---------------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ void ldmatrix4(uint32_t from, uint32_t (&r)[4]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(from)
+                 : "memory");
+}
+static __device__ __forceinline__ void ldmatrix2(uint32_t from, uint32_t (&r)[2]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];\n" : "=r"(r[0]), "=r"(r[1]) : "r"(from) : "memory");
+}
+
+/* A of the thread's warp, 16 rows x 16 k, from a part of bf16 rows at `part` whose groups lie `group` bytes apart. */
+static __device__ __forceinline__ void bf16_fragment(const multiplier &me, uint32_t part, uint32_t group, uint32_t (&a)[4]) {
+    const uint32_t matrix = me.lane >> 3;
+    ldmatrix4(part + (me.warp * 2 + (matrix & 1)) * group + (matrix >> 1) * PIPE_LEAD + (me.lane & 7) * 16, a);
+}
+
+/* acc[m] += a[m] x rows, and with TWO acc[1] += a[1] x rows1. */
+template <int N, bool TWO>
+static __device__ __forceinline__ void multiply_sync(const multiplier &me, float (&acc)[2][N / 2], const uint32_t (&a)[2][4], uint32_t rows,
+                                                     uint32_t rows1, uint32_t group) {
+    const uint32_t lane = (me.lane >> 3 & 1) * PIPE_LEAD + (me.lane & 7) * 16;
+    if constexpr (N == 8) {
+        uint32_t b[2];
+        ldmatrix2(rows + lane, b);
+        bi_cuda_mma16(acc[0], a[0], b);
+        if constexpr (TWO)
+            ldmatrix2(rows1 + lane, b);
+        bi_cuda_mma16(acc[1], a[1], b);
+    } else {
+#pragma unroll
+        for (uint32_t pair = 0; pair < N / 16; pair++) {
+            const uint32_t at = lane + (pair * 2 + (me.lane >> 4)) * group;
+            uint32_t b[4];
+            ldmatrix4(rows + at, b);
+            bi_cuda_mma16(&acc[0][pair * 8], a[0], b);
+            bi_cuda_mma16(&acc[0][pair * 8 + 4], a[0], b + 2);
+            if constexpr (TWO)
+                ldmatrix4(rows1 + at, b);
+            bi_cuda_mma16(&acc[1][pair * 8], a[1], b);
+            bi_cuda_mma16(&acc[1][pair * 8 + 4], a[1], b + 2);
+        }
+    }
+}
+
+/* ---- results ------------------------------------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ uint32_t pack2(bi_bf16 low, bi_bf16 high) {
+    return (uint32_t)low | (uint32_t)high << 16;
+}
+/* 8 x 8 values of a warp, two a register, transposed. */
+static __device__ __forceinline__ uint32_t transpose8(uint32_t a) {
+    uint32_t d;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;\n" : "=r"(d) : "r"(a));
+    return d;
+}
+
+static __device__ __forceinline__ bi_bf16 act_of(const bi_act &act, float g, float u) {
+    return act.situ ? bi_act_situ(g, u, act.beta, act.linear_beta) : bi_act_silu(g, u);
+}
+
+/* Outputs col .. col + 3 of one place. */
+static __device__ __forceinline__ void store4(bi_bf16 *row, int32_t col, int32_t n, uint32_t low, uint32_t high, bool aligned) {
+    if (aligned && col + 4 <= n) {
+        *reinterpret_cast<uint2 *>(row + col) = make_uint2(low, high);
+        return;
+    }
+    const uint32_t word[2] = {low, high};
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (col + i < n)
+            row[col + i] = (bi_bf16)(word[i >> 1] >> (i & 1) * 16);
+}
+
+/* T of one place: marks its row, stores where the row has the slot. Outputs past the rank are zeros of padding. */
+static __device__ __forceinline__ void finish_t(const experts_product &p, const pipe_item &item, int m, int32_t place, int32_t col,
+                                                uint32_t low, uint32_t high) {
+    const int32_t rank = p.side[m][item.slot].rank;
+    const uint32_t word[2] = {low, high};
+    if (col >= pad16(rank) || p.plan.slot[place] != item.slot)
+        return;
+    bi_bf16 *t = p.t[m] + (int64_t)place * p.t_ld;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const bi_bf16 value = col + i < rank ? (bi_bf16)(word[i >> 1] >> (i & 1) * 16) : (bi_bf16)0;
+        bi_cuda_fault(p.fault, p.plan.row[place], bi_widen(value));
+        t[col + i] = value;
+    }
+}
+
+/* Eight places from `first` on: acc[m] as mma.sync lays out 16 outputs x 8 places. */
+template <experts_kind KIND>
+static __device__ __forceinline__ void finish8(const experts_product &p, const pipe_item &item, const multiplier &me, int32_t first,
+                                               const float *acc0, const float *acc1) {
+    const int32_t at = first + (int32_t)(me.lane >> 2), place = item.tile.begin + at, col = (int32_t)(me.warp * 16 + (me.lane & 3) * 4);
+    const bool real = at < item.tile.n;
+    if constexpr (KIND == EXPERTS_UP) {
+        bi_bf16 h[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            h[i] = act_of(p.act, acc0[i], acc1[i]);
+        const uint32_t low = transpose8(pack2(h[0], h[1])), high = transpose8(pack2(h[2], h[3]));
+        if (real)
+            store4(p.out + (int64_t)place * p.out_ld, sub_row<KIND>(item.slab, (int)me.group * 2) + col, (int32_t)p.out_ld, low, high, true);
+    } else {
+#pragma unroll
+        for (int m = 0; m < 2; m++) {
+            const int sub = (int)me.group * 2 + m;
+            if (!sub_used<KIND>(p, item, sub))
+                continue;
+            const float *acc = m ? acc1 : acc0;
+            bi_bf16 v[4];
+            const float s = KIND == EXPERTS_T ? p.s[m][item.slot][item.tile.expert] : 1.0f;
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                v[i] = bi_round(KIND == EXPERTS_T ? BI_MUL(s, acc[i]) : acc[i]);
+            const uint32_t low = transpose8(pack2(v[0], v[1])), high = transpose8(pack2(v[2], v[3]));
+            const int32_t out = sub_row<KIND>(item.slab, sub) + col;
+            if (real && KIND == EXPERTS_T)
+                finish_t(p, item, m, place, out, low, high);
+            else if (real)
+                store4(p.out + (int64_t)p.plan.pair[place] * p.out_ld, out, p.n_out, low, high, p.out_aligned);
+        }
+    }
+}
+
+/* All places of the tile, a few groups of 8 a turn: the accumulators move down between turns, which keeps the code short. */
+template <experts_kind KIND, int N>
+static __device__ __forceinline__ void finish(const experts_product &p, const pipe_item &item, const multiplier &me, float (&acc)[2][N / 2]) {
+    constexpr int GROUPS = N / 8 % 2 == 0 ? 2 : 1, VALUES = 4 * GROUPS;
+#pragma unroll 1
+    for (int32_t first = 0; first < N && first < item.tile.n; first += 8 * GROUPS) {
+#pragma unroll
+        for (int i = 0; i < GROUPS; i++)
+            finish8<KIND>(p, item, me, first + 8 * i, &acc[0][4 * i], &acc[1][4 * i]);
+#pragma unroll
+        for (int i = 0; i < N / 2 - VALUES; i++) {
+            acc[0][i] = acc[0][i + VALUES];
+            acc[1][i] = acc[1][i + VALUES];
+        }
+    }
+}
+
+/* ---- one item ------------------------------------------------------------------------------------------------------ */
+
+static __device__ __forceinline__ void release(const multiplier &me, uint32_t empty) {
+    __syncwarp();
+    if (me.lane == 0)
+        bar_arrive(empty);
+}
+
+template <bool FP4> static __device__ __forceinline__ void load_stage(const multiplier &me, uint32_t weights, fp4_stage &s) {
+    if constexpr (FP4)
+        fp4_load(me, weights, s);
+}
+template <bool FP4>
+static __device__ __forceinline__ void fragment(const multiplier &me, uint32_t weights, const fp4_stage &s, int m, int block, bool wide,
+                                                uint32_t (&a)[4]) {
+    if constexpr (FP4)
+        fp4_fragment(s, m, block, wide, a);
+    else
+        bf16_fragment(me, weights + (me.group * 2 + (uint32_t)m) * pipe_shape<FP4>::SUB + (uint32_t)block * 2 * PIPE_LEAD, PIPE_GROUP, a);
+}
+
+/* The A fragments of an adapter's stage. */
+static __device__ __forceinline__ void side_fragments(const multiplier &me, uint32_t weights, uint32_t (&a)[2][4]) {
+    bf16_fragment(me, weights + me.group * 2 * PIPE_SUB_SIDE, PIPE_GROUP_SIDE, a[0]);
+    bf16_fragment(me, weights + (me.group * 2 + 1) * PIPE_SUB_SIDE, PIPE_GROUP_SIDE, a[1]);
+}
+
+/* One stage of few places; wide is a constant at each call, so that its four k-blocks are one run of instructions. */
+template <bool FP4, int N>
+static __device__ __forceinline__ void multiply_stage(const multiplier &me, uint32_t weights, uint32_t rows, const fp4_stage &s, bool wide,
+                                                      float (&acc)[2][N / 2]) {
+#pragma unroll
+    for (int block = 0; block < EXPERTS_K / BI_MMA_K; block++) {
+        const uint32_t from = rows + (uint32_t)block * 2 * PIPE_LEAD;
+        uint32_t a[2][4];
+        fragment<FP4>(me, weights, s, 0, block, wide, a[0]);
+        fragment<FP4>(me, weights, s, 1, block, wide, a[1]);
+        multiply_sync<N, false>(me, acc, a, from, from, PIPE_GROUP);
+    }
+}
+
+/* The chains of few places through n stages of the item's own and n_side of adapters. */
+template <experts_kind KIND, bool FP4, int N>
+static __device__ __forceinline__ void multiply_few(int32_t n, int32_t n_side, pipe_ring &ring, const multiplier &me, float (&acc)[2][N / 2]) {
+#pragma unroll 1
+    for (int32_t i = 0; i < n + n_side; i++) {
+        const uint32_t weights = ring.memory + ring.stage * pipe_shape<FP4>::STAGE, rows = weights + pipe_shape<FP4>::WEIGHTS;
+        bar_wait(ring.full + 8 * ring.stage, ring.phase);
+        if (i < n) {
+            fp4_stage s;
+            load_stage<FP4>(me, weights, s);
+            if (!FP4 || !s.wide)
+                multiply_stage<FP4, N>(me, weights, rows, s, false, acc);
+            else
+                multiply_stage<FP4, N>(me, weights, rows, s, true, acc);
+        } else {
+            uint32_t a[2][4];
+            side_fragments(me, weights, a);
+            multiply_sync<N, side_maps<KIND>() == 2>(me, acc, a, rows, rows + PIPE_ROWS_SIDE, PIPE_GROUP_SIDE);
+            proxy_fence();
+        }
+        release(me, ring.empty + 8 * ring.stage);
+        pipe_next<FP4>(ring);
+    }
+}
+
+/* Keeps the compiler from moving uses of the accumulators across: it does not know that wgmma ends later. */
+static __device__ __forceinline__ void pin(float (&acc)[2][EXPERTS_TILE_MAX / 2]) {
+#pragma unroll
+    for (int i = 0; i < EXPERTS_TILE_MAX / 2; i++)
+        asm volatile("" : "+f"(acc[0][i]), "+f"(acc[1][i])::"memory");
+}
+
+/* One k-block of both parts for n places, asynchronously; all but it are done when this returns. The accumulators are those of the
+ * largest tile whatever n is: a copy of the loop for each width would not fit the registers together. */
+template <int W>
+static __device__ __forceinline__ void multiply_width(float (&acc)[2][EXPERTS_TILE_MAX / 2], const uint32_t (&a)[2][4], uint64_t rows0,
+                                                      uint64_t rows1) {
+    wgmma_fence();
+    wgmma<W>(acc[0], a[0], rows0);
+    wgmma<W>(acc[1], a[1], rows1);
+    wgmma_commit();
+    wgmma_wait<1>();
+}
+static __device__ __forceinline__ void multiply_async(int32_t n, float (&acc)[2][EXPERTS_TILE_MAX / 2], const uint32_t (&a)[2][4],
+                                                      uint64_t rows0, uint64_t rows1) {
+    if (n > 152)
+        multiply_width<160>(acc, a, rows0, rows1);
+    else if (n > 144)
+        multiply_width<152>(acc, a, rows0, rows1);
+    else if (n > 136)
+        multiply_width<144>(acc, a, rows0, rows1);
+    else if (n > 128)
+        multiply_width<136>(acc, a, rows0, rows1);
+    else if (n > 112)
+        multiply_width<128>(acc, a, rows0, rows1);
+    else if (n > 96)
+        multiply_width<112>(acc, a, rows0, rows1);
+    else if (n > 80)
+        multiply_width<96>(acc, a, rows0, rows1);
+    else if (n > 64)
+        multiply_width<80>(acc, a, rows0, rows1);
+    else if (n > 48)
+        multiply_width<64>(acc, a, rows0, rows1);
+    else
+        multiply_width<48>(acc, a, rows0, rows1);
+}
+
+/* The chains of many places: the fragments of a k-block are made while the tensor core works on the one before. A stage is
+ * released one k-block late, when nothing reads its rows any more. One loop for both kinds of stages: with two, the accumulators
+ * would change registers between them. */
+template <experts_kind KIND, bool FP4>
+static __device__ __forceinline__ void multiply_many(int32_t n_place, int32_t n, int32_t n_side, pipe_ring &ring, const multiplier &me,
+                                                     float (&acc)[2][EXPERTS_TILE_MAX / 2]) {
+    uint32_t a[2][2][4], before = 0;
+    pin(acc);
+#pragma unroll 1
+    for (int32_t i = 0; i < n + n_side; i++) {
+        const uint32_t weights = ring.memory + ring.stage * pipe_shape<FP4>::STAGE, rows = weights + pipe_shape<FP4>::WEIGHTS;
+        const uint32_t rows1 = rows + (i < n || side_maps<KIND>() != 2 ? 0u : (uint32_t)PIPE_ROWS_SIDE), group = i < n ? PIPE_GROUP : PIPE_GROUP_SIDE;
+        const uint64_t desc0 = wgmma_desc(rows, PIPE_LEAD, group), desc1 = wgmma_desc(rows1, PIPE_LEAD, group);
+        fp4_stage s;
+        bar_wait(ring.full + 8 * ring.stage, ring.phase);
+        proxy_fence();
+        if (i < n) {
+            load_stage<FP4>(me, weights, s);
+            fragment<FP4>(me, weights, s, 0, 0, s.wide, a[0][0]);
+            fragment<FP4>(me, weights, s, 1, 0, s.wide, a[0][1]);
+        } else {
+            side_fragments(me, weights, a[0]);
+        }
+        multiply_async(n_place, acc, a[0], desc0, desc1);
+        if (i)
+            release(me, before);
+#pragma unroll
+        for (int block = 1; block < EXPERTS_K / BI_MMA_K && i < n; block++) {
+            fragment<FP4>(me, weights, s, 0, block, s.wide, a[block & 1][0]);
+            fragment<FP4>(me, weights, s, 1, block, s.wide, a[block & 1][1]);
+            const uint64_t step = (uint64_t)(block * 2 * PIPE_LEAD >> 4);
+            multiply_async(n_place, acc, a[block & 1], desc0 + step, desc1 + step);
+        }
+        if (i >= n)
+            wgmma_wait<0>(); /* the next stage takes the same fragment registers */
+        before = ring.empty + 8 * ring.stage;
+        pipe_next<FP4>(ring);
+    }
+    wgmma_wait<0>();
+    pin(acc);
+    release(me, before);
+}
+
+template <experts_kind KIND, bool FP4, int N>
+static __device__ __forceinline__ void multiply_item(const experts_product &p, const pipe_item &item, pipe_ring &ring) {
+    const multiplier me = this_multiplier();
+    const int32_t n = (p.n_in + EXPERTS_K - 1) / EXPERTS_K, n_side = side_stages<KIND>(p, item);
+    float acc[2][N / 2];
+#pragma unroll
+    for (int i = 0; i < N / 2; i++)
+        acc[0][i] = acc[1][i] = 0.0f;
+    if constexpr (N <= PRODUCT_SYNC_MAX)
+        multiply_few<KIND, FP4, N>(n, n_side, ring, me, acc);
+    else
+        multiply_many<KIND, FP4>(item.tile.n, n, n_side, ring, me, acc);
+    finish<KIND, N>(p, item, me, acc);
+}
+
+/* Of an item none of whose outputs are this warpgroup's: only keeps step. */
+template <experts_kind KIND, bool FP4>
+static __device__ __forceinline__ void pass_item(const experts_product &p, const pipe_item &item, pipe_ring &ring) {
+    const multiplier me = this_multiplier();
+    for (int32_t n = (p.n_in + EXPERTS_K - 1) / EXPERTS_K + side_stages<KIND>(p, item); n > 0; n--) {
+        bar_wait(ring.full + 8 * ring.stage, ring.phase);
+        release(me, ring.empty + 8 * ring.stage);
+        pipe_next<FP4>(ring);
+    }
+}
+
+template <experts_kind KIND, bool FP4>
+static __device__ __forceinline__ void multiply_any(const experts_product &p, const pipe_item &item, pipe_ring &ring) {
+    const int32_t n = item.tile.n;
+    if (!sub_used<KIND>(p, item, (int)(threadIdx.x / 128) * 2) && !sub_used<KIND>(p, item, (int)(threadIdx.x / 128) * 2 + 1))
+        pass_item<KIND, FP4>(p, item, ring);
+    else if (n <= 8)
+        multiply_item<KIND, FP4, 8>(p, item, ring);
+    else if (n <= 16)
+        multiply_item<KIND, FP4, 16>(p, item, ring);
+    else if (n <= PRODUCT_SYNC_MAX)
+        multiply_item<KIND, FP4, PRODUCT_SYNC_MAX>(p, item, ring);
+    else
+        multiply_item<KIND, FP4, EXPERTS_TILE_MAX>(p, item, ring);
+}
+
+template <experts_kind KIND, bool FP4> static __device__ __forceinline__ void multiply(const experts_product &p, pipe_ring ring) {
+    const int32_t n_item = *p.plan.n_tile * p.n_part;
+    for (int32_t i = (int32_t)blockIdx.x; i < n_item; i += (int32_t)gridDim.x) {
+        pipe_item item;
+        if (item_at<KIND>(p, i, item))
+            multiply_any<KIND, FP4>(p, item, ring);
+    }
+}
+
+template <experts_kind KIND, bool FP4>
+static __global__ void __launch_bounds__(PRODUCT_THREADS, 1) product_kernel(const __grid_constant__ experts_product p) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    __shared__ uint64_t bars[2 * pipe_shape<FP4>::COUNT];
+    const uint32_t bar = (uint32_t)__cvta_generic_to_shared(bars);
+    pipe_ring ring = {bar, bar + 8 * pipe_shape<FP4>::COUNT, (uint32_t)__cvta_generic_to_shared(memory), 0, 0};
+    if (threadIdx.x == 0) {
+        for (uint32_t i = 0; i < (uint32_t)pipe_shape<FP4>::COUNT; i++) {
+            bar_init(ring.full + 8 * i, PIPE_FEEDERS);
+            bar_init(ring.empty + 8 * i, 2 * 4);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
+    }
+    __syncthreads();
+    if (threadIdx.x >= 2 * 128) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"((int)PRODUCT_REGISTERS_FEED));
+        feed<KIND, FP4>(p, ring);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"((int)PRODUCT_REGISTERS));
+        multiply<KIND, FP4>(p, ring);
+    }
+}
+
+template <experts_kind KIND, bool FP4> static br_status launch_product(bi_ctx *ctx, const experts_product *p, bi_cuda_kernel name) {
+    const int bytes = pipe_shape<FP4>::COUNT * pipe_shape<FP4>::STAGE;
+    cudaFuncSetAttribute(product_kernel<KIND, FP4>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    product_kernel<KIND, FP4><<<(unsigned)ctx->n_sm, PRODUCT_THREADS, (size_t)bytes, ctx->stream>>>(*p);
+    return bi_cuda_launched(ctx, name, "experts");
+}
+
+#endif

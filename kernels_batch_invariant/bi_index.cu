@@ -1,0 +1,185 @@
+/* bi_index_store, bi_index_select on the GPU.      Contract: N-IDX, N-CHAIN, P-4
+ *
+ *   index_store   a warp a key: amax, power-of-two scale, codes
+ *   index_query   a block of 256 threads a row, a warp a head: the same for queries, widened to bf16, and w of N-IDX-2
+ *   index_score   bi_index_score.cuh: scores of the visible positions, by (keys, rows of a segment)
+ *   index_topk    bi_index_topk.cuh: the exact selection, a cluster a row
+ * Scores pass through scratch, or lie in the caller's array where it wants them. A step's rows run in launches of as many rows as fit
+ * into scratch. */
+#include "bi_index_parts.cuh"
+#include "bi_index_score.cuh"
+#include "bi_index_topk.cuh"
+
+enum { STORE_THREADS = 256, N_CARVED = 4 /* arrays of a launch, each on 256 bytes */ };
+static const size_t SCRATCH_WANTED = (size_t)1 << 30;
+static const size_t SHARED_MAX = 227 << 10, SHARED_WANTED = 72 << 10; /* three blocks of the score kernel an SM */
+
+size_t bi_cuda_index_block_bytes(int32_t d) {
+    return BR_PAGE_TOK * ((size_t)index_pad(d) + sizeof(float));
+}
+
+static br_status check_cache(const char *op, const bi_cache *cache, size_t block_bytes) {
+    if (cache->block_bytes < block_bytes)
+        return br_fail(BR_E_SHAPE, "%s: a block of %zu bytes: expected at least %zu", op, cache->block_bytes, block_bytes);
+    if ((uintptr_t)cache->base % 4 || cache->block_bytes % 4)
+        return br_fail(BR_E_ALIGN, "%s: cache at %p, %zu bytes a block: expected multiples of 4", op, (void *)cache->base,
+                       cache->block_bytes);
+    return BR_OK;
+}
+
+/* A key with an element that is not finite is a fault and is kept as zeros. */
+static __global__ void __launch_bounds__(STORE_THREADS) index_store(const bi_index_store_args a, const bi_batch batch, const int32_t d_pad) {
+    const int32_t t = (int32_t)((int64_t)blockIdx.x * (STORE_THREADS / 32) + threadIdx.x / 32);
+    const int lane = (int)threadIdx.x % 32;
+    if (t >= batch.n_row || batch.row_seg[t] < 0)
+        return;
+    const bi_seg seg = batch.seg[batch.row_seg[t]];
+    const int32_t position = seg.pos + t - seg.row, key = position % BR_PAGE_TOK;
+    const bi_bf16 *x = a.k + (int64_t)t * a.d;
+    unsigned char *block = (unsigned char *)bi_cuda_cache_block(a.cache, seg.seq, position / BR_PAGE_TOK);
+    int finite;
+    const uint32_t amax = index_amax(x, a.d, lane, &finite);
+    const float scale = index_scale(finite ? amax : 0);
+    const int32_t n = finite ? a.d : 0;
+    for (int32_t four = lane; four < d_pad / 4; four += 32) {
+        uint32_t codes = 0;
+        for (int i = 0; i < 4; i++)
+            codes |= (uint32_t)index_code(x, n, four * 4 + i, scale) << 8 * i;
+        *(uint32_t *)(block + index_code_at(d_pad, key, four)) = codes;
+    }
+    if (lane)
+        return;
+    ((float *)(block + BR_PAGE_TOK * d_pad))[key] = scale;
+    if (!finite)
+        bi_cuda_fault(a.fault, t, bi_f32_of(BI_F32_INF));
+}
+
+br_status bi_cuda_index_store(bi_ctx *ctx, const bi_index_store_args *a) {
+    if (a->d < 1)
+        return br_fail(BR_E_SHAPE, "index_store: rows of %d: expected at least 1", a->d);
+    BR_TRY(check_cache("index_store", &a->cache, bi_cuda_index_block_bytes(a->d)));
+    if (!a->batch->n_row)
+        return BR_OK;
+    const unsigned n_cta = (unsigned)bi_ceil_div(a->batch->n_row, STORE_THREADS / 32);
+    index_store<<<n_cta, STORE_THREADS, 0, ctx->stream>>>(*a, *a->batch, index_pad(a->d));
+    return bi_cuda_launched(ctx, BI_K_index_store, "index_store");
+}
+
+static __device__ __forceinline__ uint32_t query_pair(const bi_bf16 *x, int32_t n, int32_t i, float scale) {
+    const uint32_t low = bi_u32_of(bi_e4m3_widen(index_code(x, n, i, scale))) >> 16;
+    return low | (bi_u32_of(bi_e4m3_widen(index_code(x, n, i + 1, scale))) & 0xffff0000u);
+}
+
+/* The packed query of one row and its weights; heads past the last are zeros. */
+static __global__ void __launch_bounds__(STORE_THREADS) index_query(const index_rows r, const bi_index_select_args a) {
+    const int32_t t = (int32_t)blockIdx.x, row = r.row0 + t;
+    const int lane = (int)threadIdx.x % 32;
+    int bad = 0;
+    if (r.row_seg[row] < 0)
+        return;
+    for (int32_t h = (int32_t)threadIdx.x / 32; h < r.n_tile * 8; h += STORE_THREADS / 32) {
+        const bi_bf16 *x = a.q + ((int64_t)row * a.n_head + h) * a.d;
+        const int32_t n = h < a.n_head ? a.d : 0;
+        const float w = n ? a.w[(int64_t)row * a.n_head + h] : 0.0f;
+        int finite;
+        const uint32_t amax = index_amax(x, n, lane, &finite);
+        const float scale = index_scale(finite ? amax : 0);
+        bad |= !finite || !bi_is_finite(w);
+        for (int32_t four = lane; four < r.d_pad / 4; four += 32) {
+            uint32_t *to = (uint32_t *)(r.query + (int64_t)t * r.n_tile * 8 * r.d_pad * 2 + index_query_at(r.d_pad, h, four));
+            to[0] = finite ? query_pair(x, n, four * 4, scale) : 0;
+            to[1] = finite ? query_pair(x, n, four * 4 + 2, scale) : 0;
+        }
+        if (lane == 0)
+            r.weight[(int64_t)t * r.n_tile * 8 + h] = BI_MUL(BI_MUL(w, a.c), scale);
+    }
+    bad = __syncthreads_or(bad);
+    if (threadIdx.x)
+        return;
+    r.bad[t] = bad;
+    if (bad)
+        bi_cuda_fault(a.fault, row, bi_f32_of(BI_F32_INF));
+}
+
+static int64_t score_room(int64_t n_pos) {
+    return (n_pos + 63) / 64 * 64;
+}
+
+/* Scratch of one row: its packed query, weights, mark, and scores of n_pos positions. */
+static size_t row_bytes(int32_t n_head, int32_t d, int64_t n_pos) {
+    const int32_t n_tile = (n_head + 7) / 8;
+    return index_query_bytes(n_tile, index_pad(d)) + ((size_t)n_tile * 8 + 1 + (size_t)score_room(n_pos)) * sizeof(float);
+}
+
+size_t bi_cuda_index_scratch(const bi_limits *limits) {
+    const size_t one = row_bytes(limits->index_n_head, limits->index_d_head, limits->n_pos), all = one * (size_t)limits->n_row;
+    return limits->index_n_head ? (all < SCRATCH_WANTED ? all : SCRATCH_WANTED) + one + 256 * N_CARVED : 0;
+}
+
+static br_status check_select(const bi_limits *limits, const bi_index_select_args *a) {
+    if (a->n_head < 4 || a->n_head % 4 || a->n_head > limits->index_n_head || a->d < 1 || a->d > limits->index_d_head || a->topk < 1)
+        return br_fail(BR_E_SHAPE, "index_select: the best %d by %d heads of %d: expected at least 1, a multiple of 4 up to %d, 1 to %d",
+                       a->topk, a->n_head, a->d, limits->index_n_head, limits->index_d_head);
+    if (a->batch->n_row && a->batch->pos_max >= limits->n_pos)
+        return br_fail(BR_E_SHAPE, "index_select: positions up to %d: expected at most %d", a->batch->pos_max, limits->n_pos - 1);
+    if (a->batch->n_row && a->score && a->batch->pos_max >= a->score_ld)
+        return br_fail(BR_E_SHAPE, "index_select: positions up to %d with room for %lld scores: expected at least %d", a->batch->pos_max,
+                       (long long)a->score_ld, a->batch->pos_max + 1);
+    return check_cache("index_select", &a->cache, bi_cuda_index_block_bytes(a->d));
+}
+
+/* Scores of the launch's rows. Rows of a segment go in groups that share the keys; keys in chunks, as long as enough blocks are left. */
+static br_status score_rows(bi_ctx *ctx, const bi_batch *batch, const index_rows *r) {
+    const size_t one = index_score_shared(r->n_tile, r->d_pad, 1);
+    const int32_t seg_row = batch->seg_row_max < r->n_row ? batch->seg_row_max : r->n_row;
+    int64_t n_row_max = seg_row < SCORE_ROWS_MAX ? seg_row : SCORE_ROWS_MAX, n_chunk_key = 2048, visible = (int64_t)batch->pos_max + 1;
+    if (one > SHARED_MAX)
+        return br_fail(BR_E_LIMIT, "index_select: %d heads of %d: expected their queries in %zu bytes of shared memory, not %zu", r->n_head,
+                       r->d_pad, SHARED_MAX, one);
+    while (n_row_max > 1 && one * (size_t)n_row_max > SHARED_WANTED)
+        n_row_max--;
+    const int64_t n_group = bi_ceil_div(seg_row, n_row_max), n_unit = n_group * batch->n_seg;
+    while (n_chunk_key > SCORE_WARPS * INDEX_KEYS && bi_ceil_div(visible, n_chunk_key) * n_unit < 6 * ctx->n_sm)
+        n_chunk_key /= 2;
+    const size_t bytes = one * (size_t)n_row_max;
+    const dim3 grid((unsigned)bi_ceil_div(visible, n_chunk_key), (unsigned)n_unit);
+    const int is_long = r->d_pad > 32 * SCORE_PIECES;
+    void (*const kernel)(index_rows, int32_t, int32_t, int32_t) = is_long ? index_score<1> : index_score<0>;
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)SHARED_MAX);
+    kernel<<<grid, SCORE_THREADS, bytes, ctx->stream>>>(*r, (int32_t)n_group, (int32_t)n_row_max, (int32_t)n_chunk_key);
+    return bi_cuda_launched(ctx, BI_K_index_score, "index_select");
+}
+
+static br_status select_rows(bi_ctx *ctx, const bi_index_select_args *a, const index_rows *r) {
+    index_query<<<(unsigned)r->n_row, STORE_THREADS, 0, ctx->stream>>>(*r, *a);
+    BR_TRY(bi_cuda_launched(ctx, BI_K_index_query, "index_select"));
+    if (r->all || a->batch->pos_max >= r->topk)
+        BR_TRY(score_rows(ctx, a->batch, r));
+    cudaFuncSetAttribute(index_topk, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(topk_shared));
+    index_topk<<<(unsigned)(r->n_row * TOPK_BLOCKS), TOPK_THREADS, sizeof(topk_shared), ctx->stream>>>(*r, a->select, a->n_select);
+    return bi_cuda_launched(ctx, BI_K_index_topk, "index_select");
+}
+
+br_status bi_cuda_index_select(bi_ctx *ctx, const bi_index_select_args *a) {
+    BR_TRY(check_select(&ctx->limits, a));
+    const bi_batch *batch = a->batch;
+    const int64_t n_pos = (int64_t)batch->pos_max + 1;
+    const size_t one = row_bytes(a->n_head, a->d, a->score ? 0 : n_pos), left = bi_cuda_index_scratch(&ctx->limits) - 256 * N_CARVED;
+    const size_t n_fit = left / one < (size_t)batch->n_row ? left / one : (size_t)batch->n_row;
+    bi_carver carver = bi_cuda_scratch(ctx);
+    if (!batch->n_row)
+        return BR_OK;
+    index_rows r = {batch->seg, batch->row_seg, a->cache, 0, 0, a->n_head, (a->n_head + 7) / 8, index_pad(a->d), a->topk,
+                    (uintptr_t)a->cache.base % 16 == 0 && a->cache.block_bytes % 16 == 0, a->score != NULL, NULL, NULL, NULL, NULL,
+                    a->score ? a->score_ld : score_room(n_pos)};
+    r.query = (unsigned char *)bi_carve(&carver, n_fit * index_query_bytes(r.n_tile, r.d_pad));
+    r.weight = (float *)bi_carve(&carver, n_fit * (size_t)r.n_tile * 8 * sizeof *r.weight);
+    r.bad = (int32_t *)bi_carve(&carver, n_fit * sizeof *r.bad);
+    float *score = a->score ? NULL : (float *)bi_carve(&carver, n_fit * (size_t)r.score_ld * sizeof *score);
+    for (r.row0 = 0; r.row0 < batch->n_row; r.row0 += (int32_t)n_fit) {
+        r.n_row = batch->n_row - r.row0 < (int32_t)n_fit ? batch->n_row - r.row0 : (int32_t)n_fit;
+        r.score = a->score ? a->score + r.row0 * a->score_ld : score;
+        BR_TRY(select_rows(ctx, a, &r));
+    }
+    return BR_OK;
+}

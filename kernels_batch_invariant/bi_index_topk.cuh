@@ -1,0 +1,214 @@
+/* bi_index_topk: the best visible positions of a row, rising.      Contract: N-IDX-4, P-4
+ *
+ * Grid: a cluster of 8 blocks of 512 threads a row; each has an eighth of the positions, a warp a sixteenth of that, in order. Shared
+ * memory: the first keys of the eighth (the others are read again), histograms. Integers only, so no order matters: three
+ * histograms of 11, 11 and 10 bits of the key find the k-th key; each block adds up an eighth of the bins over the cluster and hands the
+ * sums to all. Then every warp counts what it selects, and writes behind what the warps and blocks before it select: among keys
+ * equal to the k-th the lowest positions win. */
+#ifndef BI_INDEX_TOPK_CUH
+#define BI_INDEX_TOPK_CUH
+
+#include "bi_index_parts.cuh"
+
+enum {
+    TOPK_BLOCKS = 8,
+    TOPK_THREADS = 512,
+    TOPK_WARPS = TOPK_THREADS / 32,
+    TOPK_BINS = BI_ORDER_BINS,
+    TOPK_CACHED = 14 << 10 /* keys of a block kept in shared memory; three blocks an SM */
+};
+
+#ifdef __CUDACC__
+
+typedef struct topk_shared {
+    uint32_t bin[TOPK_BINS];   /* of this block's keys */
+    uint32_t total[TOPK_BINS]; /* of the row's */
+    uint32_t warp_sum[TOPK_WARPS];
+    uint32_t found[2];         /* the bin of the k-th key, and its rank among the keys of that bin */
+    uint32_t above[TOPK_BLOCKS], equal[TOPK_BLOCKS];           /* by block: keys above the k-th, keys equal to it */
+    uint32_t warp_above[TOPK_WARPS], warp_equal[TOPK_WARPS];
+    uint32_t key[TOPK_CACHED];
+} topk_shared;
+
+static __device__ __forceinline__ uint32_t topk_cluster_rank(void) {
+    uint32_t rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(rank));
+    return rank;
+}
+
+static __device__ __forceinline__ void topk_cluster_sync(void) {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n" ::: "memory");
+}
+
+/* The other block's word at the place of `own` in this one's shared memory. */
+static __device__ __forceinline__ uint32_t topk_remote_load(const uint32_t *own, uint32_t rank) {
+    uint32_t value;
+    asm volatile("{.reg .u32 at;\nmapa.shared::cluster.u32 at, %1, %2;\nld.shared::cluster.u32 %0, [at];}\n"
+                 : "=r"(value)
+                 : "r"((uint32_t)__cvta_generic_to_shared(own)), "r"(rank)
+                 : "memory");
+    return value;
+}
+
+static __device__ __forceinline__ void topk_remote_store(const uint32_t *own, uint32_t rank, uint32_t value) {
+    asm volatile("{.reg .u32 at;\nmapa.shared::cluster.u32 at, %0, %1;\nst.shared::cluster.u32 [at], %2;}\n" ::"r"(
+                     (uint32_t)__cvta_generic_to_shared(own)),
+                 "r"(rank), "r"(value)
+                 : "memory");
+}
+
+/* This block's positions: first .. first + n - 1, a warp's `per_warp` of them. */
+typedef struct topk_slice {
+    const float *score;
+    int32_t n, per_warp;
+} topk_slice;
+
+static __device__ __forceinline__ uint32_t topk_key(const topk_slice &s, const topk_shared &sh, int32_t i) {
+    return i < TOPK_CACHED ? sh.key[i] : bi_order_key(s.score[i]);
+}
+
+/* Counts this block's keys that agree with prefix under mask, by `width` bits from `shift` on, and adds the row's totals up. */
+static __device__ __forceinline__ void topk_histogram(const topk_slice &s, topk_shared &sh, uint32_t rank, uint32_t prefix, uint32_t mask, int shift,
+                                                      int width) {
+    const int tid = (int)threadIdx.x;
+    const uint32_t bin_mask = (1u << width) - 1;
+    for (int i = tid; i < TOPK_BINS; i += TOPK_THREADS)
+        sh.bin[i] = 0;
+    __syncthreads();
+    for (int32_t i = tid; i < s.n; i += TOPK_THREADS) {
+        const uint32_t key = topk_key(s, sh, i);
+        if ((key & mask) == prefix)
+            atomicAdd(&sh.bin[key >> shift & bin_mask], 1u);
+    }
+    topk_cluster_sync();
+    if (tid < TOPK_BINS / TOPK_BLOCKS) {
+        const uint32_t bin = rank * (TOPK_BINS / TOPK_BLOCKS) + (uint32_t)tid;
+        uint32_t sum = 0;
+        for (uint32_t block = 0; block < TOPK_BLOCKS; block++)
+            sum += topk_remote_load(&sh.bin[bin], block);
+        for (uint32_t block = 0; block < TOPK_BLOCKS; block++)
+            topk_remote_store(&sh.total[bin], block, sum);
+    }
+    topk_cluster_sync();
+}
+
+/* The bin that holds the left-th largest of the row's counted keys, and its rank in there. A thread owns TOPK_BINS / TOPK_THREADS bins,
+ * thread 0 the largest. */
+static __device__ __forceinline__ void topk_find(topk_shared &sh, uint32_t left) {
+    enum { OWN = TOPK_BINS / TOPK_THREADS };
+    const int tid = (int)threadIdx.x, lane = tid % 32, warp = tid / 32;
+    uint32_t count[OWN], own = 0;
+    for (int i = 0; i < OWN; i++)
+        own += count[i] = sh.total[TOPK_BINS - 1 - (tid * OWN + i)];
+    uint32_t through = own;
+    for (int h = 1; h < 32; h <<= 1) {
+        const uint32_t before = __shfl_up_sync(0xffffffffu, through, (unsigned)h);
+        through += lane >= h ? before : 0;
+    }
+    if (lane == 31)
+        sh.warp_sum[warp] = through;
+    __syncthreads();
+    for (int w = 0; w < warp; w++)
+        through += sh.warp_sum[w];
+    uint32_t before = through - own;
+    for (int i = 0; i < OWN; i++) {
+        if (before < left && left <= before + count[i]) {
+            sh.found[0] = (uint32_t)(TOPK_BINS - 1 - (tid * OWN + i));
+            sh.found[1] = left - before;
+        }
+        before += count[i];
+    }
+    __syncthreads();
+}
+
+/* This warp's keys in order, 32 at a time: votes of those above the k-th and those equal to it. */
+static __device__ __forceinline__ void topk_vote(const topk_slice &s, const topk_shared &sh, int32_t i, int32_t end, uint32_t kth, uint32_t *above,
+                                                 uint32_t *equal) {
+    const uint32_t key = i < end ? topk_key(s, sh, i) : 0;
+    *above = __ballot_sync(0xffffffffu, i < end && key > kth);
+    *equal = __ballot_sync(0xffffffffu, i < end && key == kth);
+}
+
+/* Writes the positions above the k-th key and the first n_tie equal to it. */
+static __device__ __forceinline__ void topk_write(const topk_slice &s, topk_shared &sh, uint32_t rank, uint32_t kth, uint32_t n_tie, int32_t first,
+                                                  int32_t *select) {
+    const int tid = (int)threadIdx.x, lane = tid % 32, warp = tid / 32;
+    const int32_t begin = warp * s.per_warp, last = begin + s.per_warp, end = last < s.n ? last : s.n;
+    uint32_t n_above = 0, n_equal = 0, above, equal;
+    for (int32_t i = begin; i < end; i += 32) {
+        topk_vote(s, sh, i + lane, end, kth, &above, &equal);
+        n_above += (uint32_t)__popc(above);
+        n_equal += (uint32_t)__popc(equal);
+    }
+    if (lane == 0) {
+        sh.warp_above[warp] = n_above;
+        sh.warp_equal[warp] = n_equal;
+    }
+    __syncthreads();
+    if (tid < TOPK_BLOCKS) {
+        uint32_t sum_above = 0, sum_equal = 0;
+        for (int w = 0; w < TOPK_WARPS; w++) {
+            sum_above += sh.warp_above[w];
+            sum_equal += sh.warp_equal[w];
+        }
+        topk_remote_store(&sh.above[rank], (uint32_t)tid, sum_above);
+        topk_remote_store(&sh.equal[rank], (uint32_t)tid, sum_equal);
+    }
+    topk_cluster_sync();
+    uint32_t before_above = 0, before_equal = 0;
+    for (uint32_t block = 0; block < rank; block++) {
+        before_above += sh.above[block];
+        before_equal += sh.equal[block];
+    }
+    for (int w = 0; w < warp; w++) {
+        before_above += sh.warp_above[w];
+        before_equal += sh.warp_equal[w];
+    }
+    for (int32_t i = begin; i < end; i += 32) {
+        topk_vote(s, sh, i + lane, end, kth, &above, &equal);
+        const uint32_t low = (1u << lane) - 1, mine_above = before_above + (uint32_t)__popc(above & low);
+        const uint32_t mine_equal = before_equal + (uint32_t)__popc(equal & low), is_equal = equal >> lane & 1;
+        if ((above >> lane & 1) || (is_equal && mine_equal < n_tie))
+            select[mine_above + (mine_equal < n_tie ? mine_equal : n_tie)] = first + i + lane;
+        before_above += (uint32_t)__popc(above);
+        before_equal += (uint32_t)__popc(equal);
+    }
+}
+
+static __global__ void __cluster_dims__(TOPK_BLOCKS, 1, 1) __launch_bounds__(TOPK_THREADS)
+    index_topk(const index_rows r, int32_t *select, int32_t *n_select) {
+    extern __shared__ __align__(128) unsigned char index_shared[];
+    topk_shared &sh = *(topk_shared *)index_shared;
+    const int32_t t = (int32_t)blockIdx.x / TOPK_BLOCKS, row = r.row0 + t, tid = (int32_t)threadIdx.x;
+    const uint32_t rank = topk_cluster_rank();
+    if (r.row_seg[row] < 0)
+        return;
+    const int32_t n = index_visible(r.seg[r.row_seg[row]], row), n_out = n < r.topk ? n : r.topk;
+    int32_t *out = select + (int64_t)row * r.topk;
+    if (rank == 0 && tid == 0)
+        n_select[row] = n_out;
+    if (n <= r.topk || r.bad[t]) { /* all of them, or ties everywhere */
+        for (int32_t i = (int32_t)rank * TOPK_THREADS + tid; i < n_out; i += TOPK_BLOCKS * TOPK_THREADS)
+            out[i] = i;
+        return;
+    }
+    const int32_t per_warp = ((n + TOPK_BLOCKS * TOPK_WARPS - 1) / (TOPK_BLOCKS * TOPK_WARPS) + 31) / 32 * 32, per_block = per_warp * TOPK_WARPS;
+    const int32_t first = (int32_t)rank * per_block, left = n - first;
+    const topk_slice s = {r.score + t * r.score_ld + first, left < 0 ? 0 : left < per_block ? left : per_block, per_warp};
+#pragma unroll 4
+    for (int32_t i = tid; i < (s.n < TOPK_CACHED ? s.n : TOPK_CACHED); i += TOPK_THREADS)
+        sh.key[i] = bi_order_key(s.score[i]);
+    uint32_t prefix = 0, mask = 0, rest = (uint32_t)r.topk;
+    for (int pass = 0; pass < 3; pass++) {
+        const int shift = pass == 0 ? 21 : pass == 1 ? 10 : 0, width = pass == 2 ? 10 : 11;
+        topk_histogram(s, sh, rank, prefix, mask, shift, width);
+        topk_find(sh, rest);
+        prefix |= sh.found[0] << shift;
+        mask |= ((1u << width) - 1) << shift;
+        rest = sh.found[1];
+    }
+    topk_write(s, sh, rank, prefix, rest, first, out);
+}
+
+#endif
+#endif

@@ -1,0 +1,377 @@
+/* linear on the GPU: packed matrices, every form of the dense product and its thresholds, mixed adapters, faults, recorded
+ * steps; all against the oracle, byte for byte. */
+#include "test_support.h"
+#include "twin.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { SLOT_MAX = 16, MIB = 1 << 20 };
+
+/* How inputs are drawn. */
+typedef enum family { NORMAL, WIDE, TINY, FAMILY_COUNT } family;
+
+typedef struct linear_case {
+    int n_row, n_head, n_in, n_out;
+    int y_f32, check;
+    int x_shift, x_gap, y_gap; /* elements before x, between rows of x and of y */
+    int n_slot;                /* 0: no adapters */
+    int slots_used;            /* rows draw slots below this one, and -1 */
+    int heads_apart;           /* heads lie behind each other instead of side by side in a row */
+    family family;
+    int bad_row, bad_b;        /* a row of x with a NaN (-1: none); slot 0's B has an Inf */
+} linear_case;
+
+static const int RANK[] = {8, 16, 32, 40, 1, 17};
+
+static void fill(op_random *random, family kind, bi_bf16 *x, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        const uint64_t u = op_random_u64(random);
+        const uint16_t sign = (uint16_t)(u & 0x8000), fraction = (uint16_t)(u >> 16 & 127), draw = (uint16_t)(u >> 32 & 1023);
+        if (kind == NORMAL) /* four uniforms of 16 bits: variance about 1/3 */
+            x[i] = bi_round((float)((int64_t)(u & 0xffff) + (int64_t)(u >> 16 & 0xffff) + (int64_t)(u >> 32 & 0xffff) +
+                                    (int64_t)(u >> 48) - 2 * 65535) * 0x1p-16f);
+        else if (draw < 200)
+            x[i] = (bi_bf16)(draw % 2 ? sign : sign | (kind == TINY ? fraction : 0));
+        else
+            x[i] = (bi_bf16)(sign | fraction | (kind == WIDE ? 111 + draw % 33 : draw % 130) << 7);
+    }
+}
+
+static twin_mat random_stack(twin *t, op_random *random, family kind, int n, int n_out, int n_in, int inf) {
+    const size_t count = (size_t)n * (size_t)n_out * (size_t)n_in;
+    bi_bf16 *w = TWIN_ARRAY(t, bi_bf16, "weights", count);
+    fill(random, kind, w, count);
+    if (inf)
+        w[count / 2] = 0x7f80;
+    return twin_stack(t, w, n, n_out, n_in);
+}
+
+/* Everything a case needs on both sides. */
+typedef struct linear_setup {
+    bi_linear_args args[2];
+    bi_adapter slot[2][SLOT_MAX];
+} linear_setup;
+
+static void set_adapters(twin *t, op_random *random, const linear_case *c, linear_setup *s) {
+    int32_t *row_slot = TWIN_ARRAY(t, int32_t, "row_slot", c->n_row);
+    memset(s->slot, 0, sizeof s->slot);
+    for (int i = 0; i < c->n_row; i++)
+        row_slot[i] = op_random_below(random, c->slots_used + 1) - 1;
+    for (int i = 0; i < c->n_slot; i++) {
+        const int rank = RANK[i % 6];
+        if (c->n_slot > 2 && i == 1)
+            continue; /* leaves the map alone */
+        twin_mat a = random_stack(t, random, c->family, c->n_head, rank, c->n_in, 0);
+        twin_mat b = random_stack(t, random, c->family, c->n_head, c->n_out, rank, c->bad_b && i == 0);
+        float *scale = TWIN_ARRAY(t, float, "s", c->n_head);
+        op_random_normals(random, 0.7f, scale, c->n_head);
+        for (int side = 0; side < 2; side++)
+            s->slot[side][i] = (bi_adapter){a.side[side], b.side[side], twin_at(t, (twin_side)side, scale)};
+    }
+    for (int side = 0; side < 2; side++)
+        s->args[side].lora = (bi_lora){s->slot[side], c->n_slot, twin_at(t, (twin_side)side, row_slot)};
+}
+
+static void set_up(twin *t, op_random *random, const linear_case *c, linear_setup *s) {
+    const int64_t x_head = c->heads_apart ? (int64_t)c->n_row * (c->n_in + c->x_gap) : c->n_in + (c->n_head > 1 ? c->x_gap : 0);
+    const int64_t x_ld = c->heads_apart ? c->n_in + c->x_gap : x_head * c->n_head + (c->n_head > 1 ? 0 : c->x_gap);
+    const int64_t y_head = c->heads_apart ? (int64_t)c->n_row * (c->n_out + c->y_gap) : c->n_out;
+    const int64_t y_ld = c->heads_apart ? c->n_out + c->y_gap : y_head * c->n_head + c->y_gap;
+    const size_t n_x = (size_t)(c->n_row * (int64_t)c->n_head * (c->n_in + c->x_gap)) + (size_t)c->x_shift;
+    const size_t n_y = (size_t)(c->n_row * (int64_t)c->n_head * (c->n_out + c->y_gap));
+    bi_bf16 *x = TWIN_ARRAY(t, bi_bf16, "x", n_x);
+    void *y = twin_take(t, "y", n_y * (c->y_f32 ? sizeof(float) : sizeof(bi_bf16)));
+    uint32_t *fault = TWIN_ARRAY(t, uint32_t, "faults", c->n_row);
+    fill(random, c->family, x, n_x);
+    if (c->bad_row >= 0)
+        x[c->x_shift + c->bad_row * x_ld + (c->n_in - 1)] = c->bad_row % 2 ? 0x7f80 : 0x7fff;
+    for (int i = 0; i < c->n_row; i++)
+        fault[i] = i % 5 == 4 ? 3 : 0;
+    twin_mat w = random_stack(t, random, c->family, c->n_head, c->n_out, c->n_in, 0);
+    for (int side = 0; side < 2; side++)
+        s->args[side] = (bi_linear_args){
+            .n_row = c->n_row, .n_head = c->n_head, .x = (const bi_bf16 *)twin_at(t, (twin_side)side, x) + c->x_shift, .x_ld = x_ld,
+            .x_head_ld = x_head, .w = w.side[side], .y = twin_at(t, (twin_side)side, y), .y_ld = y_ld, .y_head_ld = y_head,
+            .y_f32 = c->y_f32, .check_logits = c->check, .fault = {twin_at(t, (twin_side)side, fault), 9}};
+    if (c->n_slot)
+        set_adapters(t, random, c, s);
+}
+
+static br_status run(twin *t, const linear_setup *s, twin_side side) {
+    return t->backend[side].op->linear(t->backend[side].ctx, &s->args[side]);
+}
+
+static void run_case(twin *t, op_random *random, const linear_case *c) {
+    char what[200];
+    linear_setup s;
+    twin_reset(t);
+    set_up(t, random, c, &s);
+    snprintf(what, sizeof what, "%d rows, %d maps (%d, %d), f32 %d, slots %d of %d, shift %d gaps %d %d, family %d, apart %d", c->n_row, c->n_head,
+             c->n_out, c->n_in, c->y_f32, c->slots_used, c->n_slot, c->x_shift, c->x_gap, c->y_gap, (int)c->family, c->heads_apart);
+    twin_begin(t);
+    CHECK_OK(run(t, &s, TWIN_CUDA));
+    CHECK_OK(run(t, &s, TWIN_CUDA)); /* again: nothing of the first run is left over */
+    CHECK_OK(run(t, &s, TWIN_ORACLE));
+    twin_compare(t, what);
+}
+
+static const bi_limits SMALL = {.n_row = 70, .d_in = 1100, .d_out = 700, .rank = 48, .n_slot = SLOT_MAX};
+static const int ROWS[] = {1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 66, 127, 128, 129, 200, 257};
+enum { ROW_COUNT = sizeof ROWS / sizeof ROWS[0] };
+
+static const int SHAPE[][2] = {/* n_in, n_out */
+                               {64, 64}, {1, 1}, {7, 5}, {17, 33}, {40, 104}, {100, 7}, {71, 129}, {1000, 520},
+                               {1001, 521}, {16, 16}, {264, 8}, {128, 130}};
+enum { SHAPE_COUNT = sizeof SHAPE / sizeof SHAPE[0] };
+
+START_TEST(every_shape_and_row_count) {
+    twin t;
+    op_random random = {test_seed(), 0};
+    twin_open(&t, &SMALL, 6 * MIB);
+    for (int k = 0; k < SHAPE_COUNT; k++)
+        for (int r = 0; r < ROW_COUNT; r++) {
+            linear_case c = {.n_row = ROWS[r], .n_head = 1, .n_in = SHAPE[k][0], .n_out = SHAPE[k][1], .bad_row = -1};
+            c.y_f32 = (k + r) % 2;
+            c.family = (family)((k + r / 2) % FAMILY_COUNT);
+            run_case(&t, &random, &c);
+        }
+    twin_close(&t);
+}
+END_TEST
+
+START_TEST(mixed_adapters) {
+    twin t;
+    op_random random = {test_seed(), 1};
+    twin_open(&t, &SMALL, 6 * MIB);
+    for (int k = 0; k < SHAPE_COUNT; k++)
+        for (int r = 0; r < ROW_COUNT; r++) {
+            linear_case c = {.n_row = ROWS[r], .n_head = 1, .n_in = SHAPE[k][0], .n_out = SHAPE[k][1], .bad_row = -1};
+            c.n_slot = 1 + (k + r) % 6;
+            c.slots_used = r % 7 == 6 ? 0 : c.n_slot;
+            c.y_f32 = r % 2;
+            c.family = (family)((k + r / 2) % FAMILY_COUNT);
+            c.bad_b = (k + r) % 4 == 1;
+            c.bad_row = (k + r) % 3 == 0 ? ROWS[r] / 2 : -1;
+            run_case(&t, &random, &c);
+        }
+    linear_case most = {.n_row = 70, .n_head = 1, .n_in = 64, .n_out = 72, .n_slot = SLOT_MAX, .slots_used = SLOT_MAX, .bad_row = -1};
+    run_case(&t, &random, &most);
+    most.n_row = 40;
+    run_case(&t, &random, &most);
+    twin_close(&t);
+}
+END_TEST
+
+START_TEST(strides_and_alignment) {
+    static const int gaps[][3] = {{0, 8, 8}, {0, 16, 0}, {1, 0, 0}, {0, 1, 3}, {8, 4, 1}, {3, 5, 2}, {2, 6, 4}};
+    twin t;
+    op_random random = {test_seed(), 2};
+    twin_open(&t, &SMALL, 6 * MIB);
+    for (int k = 0; k < 8; k++)
+        for (int g = 0; g < 7; g++) {
+            static const int rows[] = {1, 5, 16, 40, 64, 65, 130, 200};
+            linear_case c = {.n_row = rows[k], .n_head = 1, .n_in = k % 2 ? 104 : 99, .n_out = 136, .bad_row = -1};
+            c.x_shift = gaps[g][0], c.x_gap = gaps[g][1], c.y_gap = gaps[g][2];
+            c.y_f32 = g % 2;
+            c.n_slot = k % 3 ? 3 : 0;
+            c.slots_used = c.n_slot;
+            run_case(&t, &random, &c);
+        }
+    twin_close(&t);
+}
+END_TEST
+
+START_TEST(stacks_of_heads) {
+    static const int rows[] = {1, 3, 8, 16, 17, 33, 64, 65, 100};
+    const bi_limits limits = {.n_row = 128, .d_in = 600, .d_out = 12 * 512, .rank = 48, .n_slot = SLOT_MAX, .n_head = 12};
+    twin t;
+    op_random random = {test_seed(), 3};
+    twin_open(&t, &limits, 24 * MIB);
+    for (int r = 0; r < 9; r++)
+        for (int k = 0; k < 4; k++) {
+            linear_case c = {.n_row = rows[r], .n_head = k == 3 ? 3 : 12, .bad_row = -1};
+            c.n_in = k == 0 ? 128 : k == 1 ? 512 : k == 2 ? 24 : 37;
+            c.n_out = k == 0 ? 512 : k == 1 ? 128 : k == 2 ? 40 : 19;
+            c.x_gap = k == 0 ? 64 : 0;
+            c.heads_apart = k == 2 || k == 3;
+            c.y_f32 = k % 2;
+            c.n_slot = (r + k) % 2 ? 4 : 0;
+            c.slots_used = c.n_slot;
+            run_case(&t, &random, &c);
+        }
+    twin_close(&t);
+}
+END_TEST
+
+START_TEST(real_widths) {
+    static const int shape[][2] = {{7168, 3584}, {3584, 7168}, {12288, 1024}, {768, 10496}, {768, 10560}, {512, 26112}, {256, 42304}, {7168, 896}};
+    static const int rows[] = {1, 8, 9, 16, 17, 32, 33, 64, 65, 96};
+    const bi_limits limits = {.n_row = 128, .d_in = 12288, .d_out = 42304, .rank = 32, .n_slot = 4};
+    twin t;
+    op_random random = {test_seed(), 4};
+    twin_open(&t, &limits, 96 * MIB);
+    for (int k = 0; k < 8; k++)
+        for (int r = k % 3; r < 10; r += k < 3 ? 3 : 1) {
+            linear_case c = {.n_row = rows[r], .n_head = 1, .n_in = shape[k][0], .n_out = shape[k][1], .bad_row = -1};
+            c.y_f32 = r % 2;
+            c.n_slot = (k + r) % 2 ? 3 : 0;
+            c.slots_used = c.n_slot;
+            run_case(&t, &random, &c);
+        }
+    twin_close(&t);
+}
+END_TEST
+
+START_TEST(checked_logits) {
+    static const int rows[] = {1, 9, 40, 64, 65, 130};
+    twin t;
+    op_random random = {test_seed(), 5};
+    twin_open(&t, &SMALL, 6 * MIB);
+    for (int r = 0; r < 6; r++)
+        for (int k = 0; k < 3; k++) {
+            linear_case c = {.n_row = rows[r], .n_head = 1, .n_in = 200, .n_out = k == 1 ? 333 : 512, .y_f32 = 1, .check = 1};
+            c.bad_row = k == 2 ? -1 : rows[r] - 1;
+            c.n_slot = k == 2 ? 3 : 0;
+            c.bad_b = k == 2;
+            c.slots_used = c.n_slot;
+            run_case(&t, &random, &c);
+        }
+    twin_close(&t);
+}
+END_TEST
+
+static int64_t launches(const twin *t, const char *name) {
+    return bi_cuda_launch_count(&t->backend[TWIN_CUDA], name);
+}
+
+/* Which kernels run, and that a recorded step gives the same bits, also where its plan is made while it is recorded. */
+START_TEST(launches_and_recorded_steps) {
+    static const struct {
+        int n_row, n_slot;
+        const char *kernel;
+    } step[] = {{1, 0, "linear_small"}, {64, 3, "linear_small"}, {65, 0, "linear_large"}, {192, 3, "linear_large"}, {256, 2, "lora_add"}};
+    const bi_limits limits = {.n_row = 256, .d_in = 1100, .d_out = 700, .rank = 48, .n_slot = SLOT_MAX};
+    twin t;
+    op_random random = {test_seed(), 6};
+    twin_open(&t, &limits, 6 * MIB);
+    for (int i = 0; i < 5; i++) {
+        linear_case c = {.n_row = step[i].n_row, .n_head = 1, .n_in = 208 + 16 * i, .n_out = 320, .bad_row = -1, .n_slot = step[i].n_slot};
+        linear_setup s;
+        br_graph *graph;
+        c.slots_used = c.n_slot;
+        twin_reset(&t);
+        set_up(&t, &random, &c, &s);
+        twin_begin(&t);
+        const int64_t before = launches(&t, step[i].kernel);
+        CHECK_OK(br_graph_begin(t.device));
+        CHECK_OK(run(&t, &s, TWIN_CUDA));
+        CHECK_OK(br_graph_end(t.device, &graph));
+        ck_assert_int_eq((int)(launches(&t, step[i].kernel) - before), 1);
+        for (int again = 0; again < 3; again++)
+            CHECK_OK(br_graph_run(t.device, graph));
+        CHECK_OK(twin_wait(&t));
+        br_graph_free(graph);
+        CHECK_OK(run(&t, &s, TWIN_ORACLE));
+        twin_compare(&t, step[i].kernel);
+    }
+    twin_close(&t);
+}
+END_TEST
+
+/* A stack packed with strides is the stack packed from contiguous rows: seen through the map. */
+START_TEST(packing_with_strides) {
+    enum { N_OUT = 70, N_IN = 45, N_ROW = 9 };
+    twin t;
+    op_random random = {test_seed(), 7};
+    twin_open(&t, &SMALL, 6 * MIB);
+    bi_bf16 *w = TWIN_ARRAY(&t, bi_bf16, "weights", N_OUT * N_IN), *x = TWIN_ARRAY(&t, bi_bf16, "x", N_ROW * N_IN);
+    float *y = TWIN_ARRAY(&t, float, "y", N_ROW * N_OUT);
+    fill(&random, NORMAL, w, N_OUT * N_IN);
+    fill(&random, NORMAL, x, N_ROW * N_IN);
+    size_t bytes[2];
+    for (int side = 0; side < 2; side++)
+        bytes[side] = t.backend[side].op->mat_bytes(BI_FORM_BF16, N_OUT, N_IN);
+    twin_block block = twin_private(&t, bytes[0], bytes[1]);
+    for (int side = 0; side < 2; side++) {
+        const bi_ops *op = t.backend[side].op;
+        CHECK_OK(op->mat_pack_bf16(t.backend[side].ctx, block.side[side], N_OUT, N_IN, w, 1, N_OUT));
+        CHECK_FAILS(op->mat_pack_bf16(t.backend[side].ctx, block.side[side], 0, N_IN, w, 1, N_OUT), BR_E_SHAPE);
+        CHECK_FAILS(op->mat_pack_bf16(t.backend[side].ctx, block.side[side], N_OUT, 0, w, 1, N_OUT), BR_E_SHAPE);
+    }
+    twin_begin(&t);
+    for (int side = 0; side < 2; side++) {
+        bi_linear_args args = {.n_row = N_ROW, .n_head = 1, .x = twin_at(&t, (twin_side)side, x), .x_ld = N_IN,
+                               .w = {.data = block.side[side], .n_out = N_OUT, .n_in = N_IN}, .y = twin_at(&t, (twin_side)side, y), .y_ld = N_OUT,
+                               .y_f32 = 1};
+        CHECK_OK(t.backend[side].op->linear(t.backend[side].ctx, &args));
+    }
+    twin_compare(&t, "a transposed matrix");
+    twin_close(&t);
+}
+END_TEST
+
+START_TEST(refusals_are_the_oracles) {
+    twin t;
+    op_random random = {test_seed(), 8};
+    twin_open(&t, &SMALL, 6 * MIB);
+    linear_case c = {.n_row = 5, .n_head = 1, .n_in = 64, .n_out = 48, .y_f32 = 1, .n_slot = 1, .slots_used = 1, .bad_row = -1};
+    linear_setup s;
+    set_up(&t, &random, &c, &s);
+    for (int i = 0; i < 5; i++) {
+        const int32_t row = 0;
+        memcpy((void *)(uintptr_t)s.args[TWIN_ORACLE].lora.row_slot + i * 4, &row, sizeof row);
+    }
+    twin_begin(&t);
+    for (int side = 0; side < 2; side++) {
+        const bi_ops *op = t.backend[side].op;
+        bi_ctx *ctx = t.backend[side].ctx;
+#define REFUSED(status, change)                     \
+    do {                                            \
+        linear_setup saved = s;                     \
+        bi_linear_args *a = &s.args[side];          \
+        bi_adapter *slot = &s.slot[side][0];        \
+        (void)slot;                                 \
+        change;                                     \
+        a->lora.slot = s.slot[side];                \
+        CHECK_FAILS(op->linear(ctx, a), status);    \
+        s = saved;                                  \
+    } while (0)
+        REFUSED(BR_E_SHAPE, a->n_row = -1);
+        REFUSED(BR_E_SHAPE, a->n_head = 0);
+        REFUSED(BR_E_ARG, (a->check_logits = 1, a->y_f32 = 0));
+        REFUSED(BR_E_SHAPE, a->w.n_in = 0);
+        REFUSED(BR_E_SHAPE, a->w.n_in = 1101);
+        REFUSED(BR_E_SHAPE, a->w.n_out = 0);
+        REFUSED(BR_E_SHAPE, a->w.data = NULL);
+        REFUSED(BR_E_SHAPE, slot->a.n_in = 63);
+        REFUSED(BR_E_SHAPE, slot->b.n_out = 47);
+        REFUSED(BR_E_SHAPE, slot->b.n_in = 9);
+        REFUSED(BR_E_SHAPE, slot->b.data = NULL);
+        REFUSED(BR_E_SHAPE, slot->s = NULL);
+        REFUSED(BR_E_SHAPE, slot->a.n_out = slot->b.n_in = 49);
+#undef REFUSED
+        s.args[side].n_row = 0;
+        CHECK_OK(op->linear(ctx, &s.args[side]));
+    }
+    twin_compare(&t, "refused calls write nothing");
+    twin_close(&t);
+}
+END_TEST
+
+Suite *cuda_linear_suite(void) {
+    Suite *suite = suite_create("linear");
+    TCase *tcase = tcase_create("linear");
+    tcase_set_timeout(tcase, 300);
+    tcase_add_test(tcase, every_shape_and_row_count);
+    tcase_add_test(tcase, mixed_adapters);
+    tcase_add_test(tcase, strides_and_alignment);
+    tcase_add_test(tcase, stacks_of_heads);
+    tcase_add_test(tcase, real_widths);
+    tcase_add_test(tcase, checked_logits);
+    tcase_add_test(tcase, launches_and_recorded_steps);
+    tcase_add_test(tcase, packing_with_strides);
+    tcase_add_test(tcase, refusals_are_the_oracles);
+    suite_add_tcase(suite, tcase);
+    return suite;
+}
