@@ -37,7 +37,7 @@ br_status BI_FN(bi_mat_generate)(bi_ctx *ctx, const bi_mat_generate_args *a) {
     BR_TRY(br_mem_alloc(&rows, sizeof(bi_bf16) * BI_PANEL * (size_t)a->to.n_in, "rows of a matrix to make"));
     for (int32_t panel = 0; status == BR_OK && panel < bi_panel_count(a->to.n_out); panel++) {
         const int32_t row = panel * BI_PANEL, n = a->to.n_out - row < BI_PANEL ? a->to.n_out - row : BI_PANEL;
-        unsigned char *at = (unsigned char *)(uintptr_t)a->to.data + bi_panel_bytes(a->to.n_in) * (size_t)panel;
+        unsigned char *at = (unsigned char *)(uintptr_t)a->to.data + bi_panel_bytes(a->to.form, a->to.n_in) * (size_t)panel;
         status = a->to.form == BI_FORM_FP4 ? generate_fp4(ctx, a, at, row, n, rows) : generate_bf16(ctx, a, at, row, n, rows);
     }
     br_mem_free(rows);

@@ -450,12 +450,15 @@ END_TEST
 
 /* Packing through strides, and FP4 against the same matrix expanded to bf16: equal outputs. */
 START_TEST(packed_forms_agree) {
-    enum { OUT = 37, IN = 96 };
+    enum { ROWS = 5, OUT = 37, IN = 96 };
     const char *isa[OP_RIG_ISA_MAX];
     int n_isa = op_rig_isas(isa);
     op_random random = {31, 0};
     static bi_bf16 w[OUT][IN], turned[IN][OUT];
     static uint8_t code[OUT][IN / 2], scale[OUT][IN / 32];
+    static bi_bf16 x[ROWS][IN];
+    static float y[2][ROWS][OUT];
+    op_random_bf16s(&random, 1.0f, x[0], ROWS * IN);
     for (int o = 0; o < OUT; o++)
         for (int i = 0; i < IN; i++) {
             if (i % 32 == 0)
@@ -473,11 +476,17 @@ START_TEST(packed_forms_agree) {
         ck_assert_uint_eq(bytes, 64 * 96 * 6);
         bi_mat plain = op_rig_mat(&rig, w[0], OUT, IN), strided = op_rig_mat(&rig, w[0], OUT, IN);
         bi_mat packed = op_rig_mat_fp4(&rig, code[0], scale[0], OUT, IN);
+        ck_assert_uint_eq(rig.backend.op->mat_bytes(BI_FORM_FP4, OUT, IN), 64 * (96 / 2 + 96 / 32));
         memset((void *)(uintptr_t)strided.data, 0xff, bytes);
         void *to = (void *)(uintptr_t)strided.data;
         CHECK_OK(rig.backend.op->mat_pack_bf16(rig.backend.ctx, to, OUT, IN, turned[0], 1, OUT));
         ck_assert(memcmp(plain.data, strided.data, bytes) == 0);
-        ck_assert(memcmp(plain.data, packed.data, bytes) == 0);
+        bi_linear_args a = {.n_row = ROWS, .n_head = 1, .x = x[0], .x_ld = IN, .w = plain, .y = y[0], .y_ld = OUT, .y_f32 = 1};
+        CHECK_OK(rig.backend.op->linear(rig.backend.ctx, &a));
+        a.w = packed;
+        a.y = y[1];
+        CHECK_OK(rig.backend.op->linear(rig.backend.ctx, &a));
+        ck_assert(memcmp(y[0], y[1], sizeof y[0]) == 0);
         op_rig_close(&rig);
     }
 }
