@@ -16,14 +16,14 @@ static const bench_shape SHAPES[] = {
         .n_head = 96, .d_kv_latent = 512, .d_nope = 128, .d_rope = 64, .kda_n_head = 96, .kda_d = 128,
         .index_n_head = 32, .index_d = 128, .topk = 2048, .n_pos = 131072, .attn_n_pos = 32768,
         .d_latent = 3584, .d_ff = 3072, .n_expert = 896, .expert_topk = 16,
-        .dense_divisor = 1, .batch_divisor = 1, .copy_bytes = 1601000000, .spread_bytes = (size_t)240 << 20,
+        .dense_divisor = 1, .batch_divisor = 1, .slice_preset = "slice-full", .slice_context = 32768, .copy_bytes = 1601000000, .spread_bytes = (size_t)240 << 20,
     },
     {
         .name = "tiny", .d_model = 112, .n_vocab = 640, .prefill = 128,
         .n_head = 4, .d_kv_latent = 32, .d_nope = 16, .d_rope = 16, .kda_n_head = 2, .kda_d = 32,
         .index_n_head = 4, .index_d = 32, .topk = 32, .n_pos = 512, .attn_n_pos = 256,
         .d_latent = 64, .d_ff = 96, .n_expert = 16, .expert_topk = 4,
-        .dense_divisor = 64, .batch_divisor = 8, .copy_bytes = 1 << 20, .spread_bytes = 1 << 16,
+        .dense_divisor = 64, .batch_divisor = 8, .slice_preset = "pico", .slice_context = 200, .copy_bytes = 1 << 20, .spread_bytes = 1 << 16,
     },
 };
 
@@ -31,7 +31,7 @@ enum { N_SHAPE = sizeof SHAPES / sizeof SHAPES[0] };
 
 /* In the order of the table. */
 static br_status (*const FAMILY[])(bench *) = {
-    bench_dense, bench_kda, bench_index, bench_attn, bench_experts, bench_head, bench_row_ops,
+    bench_dense, bench_kda, bench_index, bench_attn, bench_experts, bench_head, bench_row_ops, bench_slice,
 };
 
 static const char CSV_HEADER[] = "date,commit,gpu,row,shape,us,us_min,us_max,floor_us,share,peer,peer_us,ratio,digest\n";
@@ -61,8 +61,12 @@ void bench_say(const bench *b, const char *format, ...) {
     b->line(b->context, text);
 }
 
+int bench_is_chosen(const bench *b, const char *name) {
+    return !b->options->rows || has_prefix(b->options->rows, name);
+}
+
 int bench_wants(bench *b, const char *name) {
-    if (b->options->rows && !has_prefix(b->options->rows, name))
+    if (!bench_is_chosen(b, name))
         return 0;
     b->report->n_seq++;
     if (b->naming) {

@@ -32,6 +32,8 @@ typedef struct bench_shape {
     int32_t index_n_head, index_d, topk, n_pos, attn_n_pos;
     int32_t d_latent, d_ff, n_expert, expert_topk;
     int32_t dense_divisor, batch_divisor; /* of the dense shapes, of the batches of decode */
+    const char *slice_preset;             /* of whole steps */
+    int32_t slice_context;
     size_t copy_bytes, spread_bytes;      /* spread: what the operand sets of a row must exceed together, four times the L2 */
 } bench_shape;
 
@@ -85,6 +87,8 @@ typedef struct bench_row {
     int32_t n_output;
     int32_t n_row;          /* rows whose fault words must stay 0 */
     double bytes, flops;    /* of the floor; 0, 0: none */
+    double floor_us;        /* a floor that is known already */
+    int is_plain;           /* called, not recorded: a recorded copy goes to the slower copy engine */
     bench_unit unit;
     const char *peer_name, *request; /* NULL: no peer does this */
 } bench_row;
@@ -100,6 +104,7 @@ typedef struct bench_result {
 
 /* Is this row chosen, and to be measured? A yes forgets what the row before has taken. */
 int bench_wants(bench *b, const char *name);
+int bench_is_chosen(const bench *b, const char *name); /* only asks */
 void bench_say(const bench *b, const char *format, ...) __attribute__((format(printf, 2, 3))); /* a line for the reader */
 /* Prints and records a row; called by bench_measure, and for means of rows. share < 0, ratio < 0: empty. */
 br_status bench_record(bench *b, const bench_row *row, const bench_result *result, double share, double ratio);
@@ -165,5 +170,6 @@ br_status bench_index(bench *b);
 br_status bench_attn(bench *b);
 br_status bench_experts(bench *b);
 br_status bench_row_ops(bench *b);
+br_status bench_slice(bench *b);
 
 #endif

@@ -101,7 +101,7 @@ static br_status pass(bench *b, const bench_row *row) {
 
 static br_status record(bench *b, const bench_row *row, step *s) {
     br_status status = BR_OK, end;
-    if (br_device_is_host(b->device))
+    if (row->is_plain || br_device_is_host(b->device))
         return BR_OK;
     BR_TRY(br_graph_begin(b->device));
     for (int32_t i = 0; status == BR_OK && i < s->n_pass; i++)
@@ -201,7 +201,7 @@ br_status bench_measure(bench *b, const bench_row *row, bench_result *result) {
     BR_TRY(choose_passes(b, row, &s.n_pass));
     BR_TRY_GOTO(record(b, row, &s), exit);
     BR_TRY_GOTO(time_blocks(b, row, &s, &own), exit);
-    own.floor_us = floor_us(b, row);
+    own.floor_us = row->floor_us > 0 ? row->floor_us : floor_us(b, row);
     status = bench_record(b, row, &own, own.floor_us > 0 ? own.floor_us / own.us : -1, own.peer_us > 0 ? own.peer_us / own.us : -1);
     if (result)
         *result = own;

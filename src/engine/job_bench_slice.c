@@ -1,0 +1,264 @@
+/* Rows of the verb `bench`: a slice of the model at full width, whole steps; see job_bench.h.
+ *
+ * The model is the preset slice-full, 3 KDA layers and a sparse MLA one with 896 experts each, head and embedding, its weights made
+ * on the device; opened once without and once with an adapter of rank 32 on every map. One sequence is prefilled to the context
+ * by real steps and its caches copied to the others, which go on with other tokens. The first sequence has to draw the same token
+ * with the same log-prob in a step of any batch: that is checked.
+ * Floors are those of job_bench_floor.c. */
+#include "job_bench_floor.h"
+
+#include "br_file.h"
+#include "draw.h"
+#include "step_rows.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { ROOM_FOR_NEW = BR_PAGE_TOK, SLICE_BATCHES = 4 };
+
+static const int32_t BATCH[SLICE_BATCHES] = {1, 8, 64, 256};
+
+typedef struct slice {
+    bench b; /* with the model's device */
+    br_loaded loaded;
+    step_rows rows;
+    draw draw;
+    br_step step;
+    int32_t n_seq_max, context, slot; /* slot: -1 without an adapter */
+    int32_t n_page; /* of a sequence */
+    unsigned char *pages, *states;
+    int32_t *token, *next; /* (prefill) host; device */
+    float *temperature, *logprob, *logprob_raw;
+    uint32_t *score_fault;
+    const bi_bf16 *final;
+    br_digest first; /* what the first sequence draws in a decode step */
+    int has_first;
+} slice;
+
+/* ---- open -------------------------------------------------------------------------------------------------------------------- */
+
+static br_status make_folders(const bench *b, char dir[BR_PATH_BYTES], char lora_dir[BR_PATH_BYTES]) {
+    char temporary[] = "/tmp/bitroll-bench-XXXXXX";
+    br_report report = {0};
+    if (!mkdtemp(temporary))
+        return br_fail(BR_E_IO, "cannot make a folder like %s", temporary);
+    BR_TRY(br_file_join(dir, temporary, "model"));
+    BR_TRY(br_file_join(lora_dir, temporary, "lora"));
+    br_init_options options = {.preset = b->shape->slice_preset, .out_dir = dir, .seed = 1, .lora_rank = BENCH_LORA_RANK, .lora_seed = 1,
+                               .lora_out_dir = lora_dir, .recipe = 1};
+    br_status status = br_job_init(&options, NULL, &report);
+    br_report_free(&report);
+    return status;
+}
+
+static void remove_folders(const char *dir, const char *lora_dir) {
+    static const char *const file[] = {"config.json", "generated.json", "adapter_config.json"};
+    char path[BR_PATH_BYTES];
+    for (int i = 0; i < 6; i++)
+        if (br_file_join(path, i % 2 ? dir : lora_dir, file[i / 2]) == BR_OK)
+            unlink(path);
+    rmdir(dir);
+    rmdir(lora_dir);
+    snprintf(path, sizeof path, "%.*s", (int)(strrchr(dir, '/') - dir), dir);
+    rmdir(path);
+}
+
+static br_status take(slice *s, size_t bytes, const char *what, void *out_pointer) {
+    void *block;
+    BR_TRY(bench_take(&s->b, bytes, what, &block));
+    memcpy(out_pointer, &block, sizeof block);
+    return BR_OK;
+}
+
+static br_status open_parts(slice *s) {
+    const br_model *model = s->loaded.model;
+    const size_t n = (size_t)s->b.shape->prefill, n_seq = (size_t)s->n_seq_max;
+    s->n_page = (s->context + BR_PAGE_TOK - 1) / BR_PAGE_TOK;
+    BR_TRY(step_rows_open(&s->rows, s->loaded.device, s->loaded.n_row_max, s->n_seq_max, 0));
+    BR_TRY(draw_open(&s->draw, &s->loaded, s->n_seq_max));
+    BR_TRY(take(s, br_model_page_bytes(model) * (size_t)s->n_page * n_seq, "cache pages", &s->pages));
+    BR_TRY(take(s, br_model_state_bytes(model) * n_seq, "KDA states", &s->states));
+    BR_TRY(take(s, n * sizeof(int32_t), "tokens", &s->next));
+    BR_TRY(take(s, n * sizeof(float), "temperatures", &s->temperature));
+    BR_TRY(take(s, n * sizeof(float), "log-probs", &s->logprob));
+    BR_TRY(take(s, n * sizeof(float), "log-probs", &s->logprob_raw));
+    BR_TRY(take(s, n * sizeof(uint32_t), "faults", &s->score_fault));
+    BR_TRY(br_mem_alloc((void **)&s->token, n * sizeof(int32_t), "tokens"));
+    for (size_t i = 0; i < n; i++)
+        s->token[i] = (int32_t)(br_hash_u64(&i, sizeof i) % (uint64_t)s->loaded.config.n_vocab);
+    s->step = (br_step){.page_base = s->pages, .state_base = s->states};
+    BR_TRY(br_device_upload(s->loaded.device, s->next, s->token, n * sizeof(int32_t)));
+    return br_device_wait(s->loaded.device);
+}
+
+static void close_slice(slice *s) {
+    if (s->loaded.device) {
+        br_device_wait(s->loaded.device);
+        draw_close(&s->draw);
+        step_rows_close(&s->rows);
+        bench_forget(&s->b);
+    }
+    br_loaded_close(&s->loaded);
+    br_mem_free(s->token);
+}
+
+static br_status open_slice(bench *b, const char *dir, const char *lora_dir, slice *s) {
+    const br_adapter_source source = {.name = "lora", .dir = lora_dir};
+    const br_engine_options options = {.model_dir = dir, .adapter = &source, .n_adapter = lora_dir != NULL, .backend = b->options->backend,
+                                       .n_thread = b->options->n_thread};
+    *s = (slice){.slot = lora_dir ? 0 : -1, .n_seq_max = bench_batch_size(b, BATCH[SLICE_BATCHES - 1]), .context = b->shape->slice_context};
+    BR_TRY(br_loaded_open(&options, b->shape->prefill, s->context + ROOM_FOR_NEW, 0, &s->loaded));
+    s->b = *b;
+    s->b.device = s->loaded.device;
+    s->b.n_block = 0;
+    return open_parts(s);
+}
+
+/* ---- steps ------------------------------------------------------------------------------------------------------------------- */
+
+static br_status prefill(slice *s) {
+    const int32_t chunk = s->b.shape->prefill < s->context ? s->b.shape->prefill : s->context;
+    for (int32_t pos = 0; pos < s->context; pos += chunk) {
+        const int32_t n = s->context - pos < chunk ? s->context - pos : chunk;
+        step_rows_begin(&s->rows);
+        s->rows.page[0] = 0;
+        step_rows_add(&s->rows, 0, pos, s->token, n, s->slot);
+        BR_TRY(step_rows_upload(&s->rows, &s->step));
+        BR_TRY(br_model_forward(s->loaded.model, &s->step, &s->final));
+        BR_TRY(br_device_wait(s->loaded.device));
+    }
+    return BR_OK;
+}
+
+/* Every sequence becomes the first. */
+static br_status copy_sequences(slice *s, int32_t n) {
+    const size_t page_bytes = br_model_page_bytes(s->loaded.model) * (size_t)s->n_page, state_bytes = br_model_state_bytes(s->loaded.model);
+    for (int32_t i = 1; i < n; i++) {
+        BR_TRY(br_device_copy(s->loaded.device, s->pages + page_bytes * (size_t)i, s->pages, page_bytes));
+        BR_TRY(br_device_copy(s->loaded.device, s->states + state_bytes * (size_t)i, s->states, state_bytes));
+    }
+    return br_device_wait(s->loaded.device);
+}
+
+static br_status lay_out_decode(slice *s, int32_t n) {
+    step_rows_begin(&s->rows);
+    for (int32_t i = 0; i < n; i++) {
+        s->rows.page[i] = i * s->n_page;
+        step_rows_add(&s->rows, i, s->context - 1, s->token + i, 1, s->slot); /* other tokens, other experts */
+        s->draw.row[i] = i;
+        s->draw.forced[i] = -1;
+        s->draw.setting[i] = (bi_sampling){.temperature = 1, .top_p_q32 = bi_sample_top_p(1), .seed = 7, .position = s->context};
+    }
+    BR_TRY(step_rows_upload(&s->rows, &s->step));
+    return draw_upload(&s->draw);
+}
+
+static br_status run_decode(bench *b, const void *args) {
+    slice *s = *(slice *const *)args;
+    (void)b;
+    BR_TRY(br_model_forward(s->loaded.model, &s->step, &s->final));
+    return draw_ops(&s->draw, s->step.batch->n_row, s->final, s->step.row_fault);
+}
+
+static br_status run_score(bench *b, const void *args) {
+    slice *s = *(slice *const *)args;
+    (void)b;
+    BR_TRY(br_model_forward(s->loaded.model, &s->step, &s->final));
+    return br_model_score(s->loaded.model, s->step.batch->n_row, s->final, s->next, s->temperature, s->logprob, s->logprob_raw, NULL,
+                          s->score_fault);
+}
+
+/* The first sequence draws the same in a step of any size; nobody has a fault. */
+static br_status check_first(slice *s, int32_t n, br_digest digest) {
+    BR_TRY(draw_download(&s->draw));
+    BR_TRY(br_device_wait(s->loaded.device));
+    for (int32_t i = 0; i < n; i++)
+        if (s->draw.fault[i])
+            return br_fail(BR_E_NAN, "sequence %d of %d has a fault", i, n);
+    if (s->has_first && !br_digest_equal(s->first, digest))
+        return br_fail(BR_E_MISMATCH, "in a step of %d sequences the first one draws another token or log-prob than before", n);
+    s->first = digest;
+    s->has_first = 1;
+    return BR_OK;
+}
+
+/* ---- rows -------------------------------------------------------------------------------------------------------------------- */
+
+static br_status measure_decode(slice *s, const char *name, int32_t n, bench_result *result) {
+    slice *self = s;
+    bench_row row = {.name = name, .op = run_decode, .args = &self, .args_bytes = sizeof self, .n_variant = 1, .n_output = 2};
+    BR_TRY(prefill(s)); /* a decode step moves the states on: each row begins with the same ones */
+    BR_TRY(copy_sequences(s, n));
+    BR_TRY(lay_out_decode(s, n));
+    row.output[0] = (bench_output){.all = br_mirror_at(&s->draw.out, s->draw.logprob), .bytes = sizeof(float), .hashed = 1};
+    row.output[1] = (bench_output){.all = br_mirror_at(&s->draw.out, s->draw.token), .bytes = sizeof(int32_t), .hashed = 1};
+    row.floor_us = bench_floor_decode(&s->b, &s->loaded.config, n, s->context, s->slot >= 0);
+    snprintf(row.shape, sizeof row.shape, "%d sequences at %d tokens, %s", n, s->context, s->slot >= 0 ? "rank 32 on every map" : "no adapter");
+    BR_TRY(bench_measure(&s->b, &row, result));
+    return check_first(s, n, result->digest);
+}
+
+static br_status measure_score(slice *s, const char *name, bench_result *result) {
+    const int32_t n = s->b.shape->prefill < s->context ? s->b.shape->prefill : s->context;
+    slice *self = s;
+    bench_row row = {.name = name, .op = run_score, .args = &self, .args_bytes = sizeof self, .n_variant = 1, .n_output = 1};
+    step_rows_begin(&s->rows);
+    s->rows.page[0] = 0;
+    step_rows_add(&s->rows, 0, 0, s->token, n, s->slot);
+    BR_TRY(step_rows_upload(&s->rows, &s->step));
+    row.output[0] = (bench_output){.all = s->logprob, .bytes = sizeof(float) * (size_t)n, .hashed = 1};
+    row.floor_us = bench_floor_score(&s->b, &s->loaded.config, n, s->slot >= 0);
+    snprintf(row.shape, sizeof row.shape, "one sequence of %d tokens, %s", n, s->slot >= 0 ? "rank 32 on every map" : "no adapter");
+    return bench_measure(&s->b, &row, result);
+}
+
+static const char *row_name(char text[40], int32_t batch, int with_lora) {
+    if (batch)
+        snprintf(text, 40, "slice.decode.b%d%s", batch, with_lora ? ".lora" : "");
+    else
+        snprintf(text, 40, "slice.score.8192%s", with_lora ? ".lora" : "");
+    return text;
+}
+
+static br_status measure_all(slice *s, bench_result *result) {
+    char name[40];
+    const int with_lora = s->slot >= 0;
+    for (int i = 0; i < SLICE_BATCHES; i++)
+        if (bench_is_chosen(&s->b, row_name(name, BATCH[i], with_lora)))
+            BR_TRY(bench_settle(&s->b, name, measure_decode(s, name, bench_batch_size(&s->b, BATCH[i]), &result[i])));
+    if (bench_is_chosen(&s->b, row_name(name, 0, with_lora)))
+        BR_TRY(bench_settle(&s->b, name, measure_score(s, name, &result[SLICE_BATCHES])));
+    return BR_OK;
+}
+
+/* How much longer a step takes with the adapter. */
+static void say_price(const bench *b, const bench_result *base, const bench_result *lora) {
+    for (int i = 0; i <= SLICE_BATCHES; i++)
+        if (base[i].us > 0 && lora[i].us > 0)
+            bench_say(b, "with the adapter %s takes %.3f times as long", i < SLICE_BATCHES ? "decode" : "scoring", lora[i].us / base[i].us);
+}
+
+br_status bench_slice(bench *b) {
+    char dir[BR_PATH_BYTES], lora_dir[BR_PATH_BYTES], name[40];
+    bench_result result[2][SLICE_BATCHES + 1] = {{{0}}};
+    int n_wanted[2] = {0, 0};
+    for (int with_lora = 0; with_lora < 2; with_lora++)
+        for (int i = 0; i <= SLICE_BATCHES; i++)
+            n_wanted[with_lora] += bench_wants(b, row_name(name, i < SLICE_BATCHES ? BATCH[i] : 0, with_lora));
+    if (n_wanted[0] + n_wanted[1] == 0)
+        return BR_OK;
+    br_status status = make_folders(b, dir, lora_dir);
+    for (int with_lora = 0; with_lora < 2 && status == BR_OK; with_lora++) {
+        slice s;
+        if (!n_wanted[with_lora])
+            continue;
+        status = bench_settle(b, "slice", open_slice(b, dir, with_lora ? lora_dir : NULL, &s));
+        if (status == BR_OK && s.token)
+            status = measure_all(&s, result[with_lora]);
+        close_slice(&s);
+    }
+    remove_folders(dir, lora_dir);
+    say_price(b, result[0], result[1]);
+    return status;
+}
