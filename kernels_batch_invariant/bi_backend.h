@@ -46,6 +46,7 @@ typedef struct bi_ops {
     br_status (*rmsnorm)(bi_ctx *, const bi_norm_args *);
     br_status (*layernorm)(bi_ctx *, const bi_norm_args *);
     br_status (*linear)(bi_ctx *, const bi_linear_args *);
+    br_status (*linear_group)(bi_ctx *, const bi_linear_args *, int32_t n);
     br_status (*conv)(bi_ctx *, const bi_conv_args *);
     br_status (*kda_gate)(bi_ctx *, const bi_kda_gate_args *);
     br_status (*kda)(bi_ctx *, const bi_kda_args *);

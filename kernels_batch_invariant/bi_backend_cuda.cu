@@ -29,6 +29,7 @@ static const bi_ops *table(void) {
     ops.rmsnorm = bi_cuda_rmsnorm;
     ops.layernorm = bi_cuda_layernorm;
     ops.linear = bi_cuda_linear;
+    ops.linear_group = bi_cuda_linear_group;
     ops.conv = bi_cuda_conv;
     ops.kda_gate = bi_cuda_kda_gate;
     ops.kda = bi_cuda_kda;

@@ -21,6 +21,7 @@ const bi_ops BI_FN(bi_ops) = {
     .rmsnorm = BI_FN(bi_rmsnorm),
     .layernorm = BI_FN(bi_layernorm),
     .linear = BI_FN(bi_linear),
+    .linear_group = BI_FN(bi_linear_group),
     .conv = BI_FN(bi_conv),
     .kda_gate = BI_FN(bi_kda_gate),
     .kda = BI_FN(bi_kda),

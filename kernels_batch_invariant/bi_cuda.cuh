@@ -164,6 +164,7 @@ br_status bi_cuda_embed(bi_ctx *, const bi_embed_args *);
 br_status bi_cuda_rmsnorm(bi_ctx *, const bi_norm_args *);
 br_status bi_cuda_layernorm(bi_ctx *, const bi_norm_args *);
 br_status bi_cuda_linear(bi_ctx *, const bi_linear_args *);
+br_status bi_cuda_linear_group(bi_ctx *, const bi_linear_args *, int32_t n);
 br_status bi_cuda_conv(bi_ctx *, const bi_conv_args *);
 br_status bi_cuda_kda_gate(bi_ctx *, const bi_kda_gate_args *);
 br_status bi_cuda_kda(bi_ctx *, const bi_kda_args *);

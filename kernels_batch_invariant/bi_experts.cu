@@ -4,7 +4,7 @@
  * product: gate and up with the activation, down; before each, where adapters act, T of its maps. The order inside an output is in
  * bi_experts_product.cuh; the plan moves no bit.
  * Combine: a thread eight elements of a row, the fma chain over its experts in their order (N-MOE-2). */
-#include "bi_experts_parts.cuh"
+#include "bi_experts_act.cuh"
 
 enum { PLAN_THREADS = 1024, PLAN_SHARED_MAX = 200 * 1024, COMBINE_THREADS = 256, COMBINE_WIDTH = 8 };
 
@@ -14,7 +14,8 @@ typedef struct plan_args {
     experts_plan plan;
     const int32_t *expert, *row_slot;
     int32_t n_pair, topk, n_expert, n_slot;
-    int32_t n_warp; /* that count and place, each a run of pairs */
+    int32_t n_warp;  /* that count and place, each a run of pairs */
+    int32_t few_max; /* places of a tile of few */
 } plan_args;
 
 /* Places of each tile of an expert with n pairs: as even as steps of 8 allow. */
@@ -59,9 +60,22 @@ template <typename F> static __device__ __forceinline__ void each_pair(const pla
     }
 }
 
+/* Tiles and pairs before an expert's. */
+enum { PLAN_FEW_SHIFT = 24, PLAN_MANY_SHIFT = 44 };
+
+/* The tiles of expert e: `before` counts what lies before them. */
+static __device__ void put_tiles(const plan_args &a, int32_t e, int32_t n, int32_t n_tile, int32_t step, uint64_t before) {
+    const int32_t begin = (int32_t)(before & ((1 << PLAN_FEW_SHIFT) - 1));
+    const int32_t few = (int32_t)(before >> PLAN_FEW_SHIFT) & ((1 << (PLAN_MANY_SHIFT - PLAN_FEW_SHIFT)) - 1), many = (int32_t)(before >> PLAN_MANY_SHIFT);
+    for (int32_t i = 0; i < n_tile; i++) {
+        const experts_tile tile = {e, begin + i * step, n - i * step < step ? n - i * step : step, 0};
+        *(n <= a.few_max ? experts_few_tile(a.plan, few) : a.plan.tile + many + i) = tile;
+    }
+}
+
 /* From counts of each warp to where each warp's first pair of an expert stands among the expert's; tiles of all experts. */
 static __device__ void plan_tiles(const plan_args &a, int32_t *count, int32_t *first) {
-    uint64_t carry = 0; /* pairs, and tiles above bit 32 */
+    uint64_t carry = 0;
     for (int32_t block = 0; block < a.n_expert; block += PLAN_THREADS) {
         const int32_t e = block + (int32_t)threadIdx.x;
         int32_t n = 0;
@@ -72,31 +86,31 @@ static __device__ void plan_tiles(const plan_args &a, int32_t *count, int32_t *f
         }
         const int32_t step = tile_places(n), n_tile = n ? (n + step - 1) / step : 0;
         uint64_t total;
-        const uint64_t at = carry + scan_block((uint64_t)n_tile << 32 | (uint32_t)n, &total);
+        const uint64_t before = carry + scan_block((uint64_t)n_tile << (n <= a.few_max ? PLAN_FEW_SHIFT : PLAN_MANY_SHIFT) | (uint32_t)n, &total);
         carry += total;
         if (e < a.n_expert)
-            first[e] = (int32_t)(uint32_t)at;
-        for (int32_t i = 0; i < n_tile; i++) {
-            experts_tile tile = {e, (int32_t)(uint32_t)at + i * step, n - i * step < step ? n - i * step : step, 0};
-            a.plan.tile[(int32_t)(at >> 32) + i] = tile;
-        }
+            first[e] = (int32_t)(before & ((1 << PLAN_FEW_SHIFT) - 1));
+        put_tiles(a, e, n, n_tile, step, before);
     }
-    if (threadIdx.x == 0)
-        *a.plan.n_tile = (int32_t)(carry >> 32);
+    if (threadIdx.x == 0) {
+        a.plan.n_tile[0] = (int32_t)(carry >> PLAN_MANY_SHIFT);
+        a.plan.n_tile[1] = (int32_t)(carry >> PLAN_FEW_SHIFT) & ((1 << (PLAN_MANY_SHIFT - PLAN_FEW_SHIFT)) - 1);
+    }
 }
 
 /* Which adapters the rows of each tile have: a warp a tile. */
 static __device__ void plan_slots(const plan_args &a) {
-    const int32_t lane = (int32_t)threadIdx.x % 32, n_tile = *a.plan.n_tile;
+    const int32_t lane = (int32_t)threadIdx.x % 32, n_many = a.plan.n_tile[0], n_tile = n_many + a.plan.n_tile[1];
     for (int32_t i = (int32_t)threadIdx.x / 32; i < n_tile; i += PLAN_THREADS / 32) {
+        experts_tile *tile = i < n_many ? a.plan.tile + i : experts_few_tile(a.plan, i - n_many);
         uint32_t slots = 0;
-        for (int32_t place = lane; place < a.plan.tile[i].n; place += 32) {
-            const int32_t slot = a.plan.slot[a.plan.tile[i].begin + place];
+        for (int32_t place = lane; place < tile->n; place += 32) {
+            const int32_t slot = a.plan.slot[tile->begin + place];
             slots |= slot >= 0 ? 1u << slot : 0u;
         }
         slots = __reduce_or_sync(0xffffffffu, slots);
         if (lane == 0)
-            a.plan.tile[i].slots = slots;
+            tile->slots = slots;
     }
 }
 
@@ -133,10 +147,10 @@ static __global__ void __launch_bounds__(PLAN_THREADS) plan_kernel(const __grid_
     plan_slots(a);
 }
 
-static br_status launch_plan(bi_ctx *ctx, const bi_experts_args *a, const experts_plan *plan) {
+static br_status launch_plan(bi_ctx *ctx, const bi_experts_args *a, const experts_plan *plan, int32_t few_max) {
     const int32_t fit = PLAN_SHARED_MAX / (int32_t)sizeof(int32_t) / a->n_expert - 1, most = PLAN_THREADS / 32;
     const plan_args args = {*plan,       a->expert,  a->row_slot, a->n_row * a->topk,     a->topk,
-                            a->n_expert, a->n_slot, fit < most ? fit : most};
+                            a->n_expert, a->n_slot, fit < most ? fit : most, few_max};
     const size_t bytes = sizeof(int32_t) * (size_t)a->n_expert * (size_t)(args.n_warp + 1);
     cudaFuncSetAttribute(plan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, PLAN_SHARED_MAX);
     plan_kernel<<<1, PLAN_THREADS, bytes, ctx->stream>>>(args);
@@ -159,7 +173,8 @@ static experts_scratch carve(bi_carver *carver, int32_t n_row, int32_t topk, int
     const size_t n_pair = (size_t)n_row * (size_t)topk, n_tile = (size_t)n_expert + n_pair / EXPERTS_TILE_MAX;
     experts_scratch s;
     s.plan.tile = (experts_tile *)bi_carve(carver, n_tile * sizeof(experts_tile));
-    s.plan.n_tile = (int32_t *)bi_carve(carver, sizeof(int32_t));
+    s.plan.tile_max = (int32_t)n_tile;
+    s.plan.n_tile = (int32_t *)bi_carve(carver, 2 * sizeof(int32_t));
     s.plan.pair = (int32_t *)bi_carve(carver, n_pair * sizeof(int32_t));
     s.plan.row = (int32_t *)bi_carve(carver, n_pair * sizeof(int32_t));
     s.plan.slot = (int32_t *)bi_carve(carver, n_pair * sizeof(int32_t));
@@ -249,7 +264,31 @@ static br_status launch_t(bi_ctx *ctx, const experts_product *of, const bi_exper
     return bi_experts_t(ctx, &p);
 }
 
-static br_status gate_and_up(bi_ctx *ctx, const bi_experts_args *a, experts_product p, const experts_scratch *s) {
+/* Which tiles a step can have: both kinds, or by the number of its rows only one. */
+static br_status launch_up(bi_ctx *ctx, const experts_product *p, bi_form form, int32_t few_max, int32_t n_row) {
+    if (few_max)
+        BR_TRY(bi_experts_up_few(ctx, p));
+    if (n_row <= few_max)
+        return BR_OK;
+    return form == BI_FORM_FP4 ? bi_experts_up_fp4(ctx, p) : bi_experts_up_bf16(ctx, p);
+}
+
+static br_status launch_down(bi_ctx *ctx, const experts_product *p, bi_form form, int32_t few_max, int32_t n_row) {
+    if (few_max)
+        BR_TRY(bi_experts_down_few(ctx, p));
+    if (n_row <= few_max)
+        return BR_OK;
+    return form == BI_FORM_FP4 ? bi_experts_down_fp4(ctx, p) : bi_experts_down_bf16(ctx, p);
+}
+
+/* Places up to which a tile is one of few: none where a matrix is bf16, or its rows do not fit. */
+static int32_t choose_few(const bi_experts_args *a) {
+    const int32_t n_in = a->d > a->d_ff ? a->d : a->d_ff;
+    const int64_t bytes = bi_ceil_div(n_in, EXPERTS_K) * EXPERTS_K * EXPERTS_FEW_MAX * (int64_t)sizeof(bi_bf16);
+    return a->w1.form == BI_FORM_FP4 && a->w2.form == BI_FORM_FP4 && bytes <= EXPERTS_FEW_SHARED ? EXPERTS_FEW_MAX : 0;
+}
+
+static br_status gate_and_up(bi_ctx *ctx, const bi_experts_args *a, experts_product p, const experts_scratch *s, int32_t few_max) {
     p.n_slab = p.n_part = (a->d_ff + 2 * EXPERTS_SUB - 1) / (2 * EXPERTS_SUB);
     p.n_in = a->d;
     p.n_out = a->d_ff;
@@ -266,10 +305,10 @@ static br_status gate_and_up(bi_ctx *ctx, const bi_experts_args *a, experts_prod
     BR_TRY(launch_t(ctx, &p, a, a->lora1, a->lora3));
     put_side(&p, 0, a->lora1, a->n_slot, 0);
     put_side(&p, 1, a->lora3, a->n_slot, 0);
-    return a->w1.form == BI_FORM_FP4 ? bi_experts_up_fp4(ctx, &p) : bi_experts_up_bf16(ctx, &p);
+    return launch_up(ctx, &p, a->w1.form, few_max, a->n_row);
 }
 
-static br_status down(bi_ctx *ctx, const bi_experts_args *a, experts_product p, const experts_scratch *s) {
+static br_status down(bi_ctx *ctx, const bi_experts_args *a, experts_product p, const experts_scratch *s, int32_t few_max) {
     p.n_slab = p.n_part = (a->d + 4 * EXPERTS_SUB - 1) / (4 * EXPERTS_SUB);
     p.n_in = a->d_ff;
     p.n_out = a->d;
@@ -285,7 +324,7 @@ static br_status down(bi_ctx *ctx, const bi_experts_args *a, experts_product p, 
     BR_TRY(launch_t(ctx, &p, a, a->lora2, NULL));
     put_side(&p, 0, a->lora2, a->n_slot, 0);
     put_side(&p, 1, NULL, 0, 0);
-    return a->w2.form == BI_FORM_FP4 ? bi_experts_down_fp4(ctx, &p) : bi_experts_down_bf16(ctx, &p);
+    return launch_down(ctx, &p, a->w2.form, few_max, a->n_row);
 }
 
 br_status bi_cuda_experts(bi_ctx *ctx, const bi_experts_args *a) {
@@ -301,10 +340,14 @@ br_status bi_cuda_experts(bi_ctx *ctx, const bi_experts_args *a) {
     p.t[1] = s.t[1];
     p.t_ld = rank;
     p.act = a->act;
+    p.act_plain = act_has_plain(&a->act);
+    p.act_inverse[0] = p.act_plain ? 1.0f / a->act.beta : 0.0f;
+    p.act_inverse[1] = p.act_plain ? 1.0f / a->act.linear_beta : 0.0f;
     p.fault = a->fault;
-    BR_TRY(launch_plan(ctx, a, &s.plan));
-    BR_TRY(gate_and_up(ctx, a, p, &s));
-    return down(ctx, a, p, &s);
+    const int32_t few_max = choose_few(a);
+    BR_TRY(launch_plan(ctx, a, &s.plan, few_max));
+    BR_TRY(gate_and_up(ctx, a, p, &s, few_max));
+    return down(ctx, a, p, &s, few_max);
 }
 
 /* ---- combine ------------------------------------------------------------------------------------------------------- */

@@ -11,6 +11,8 @@
 
 enum {
     EXPERTS_TILE_MAX = 160, /* places; two maps of 64 rows an accumulator warpgroup leave no registers for more */
+    EXPERTS_FEW_MAX = 8,    /* places up to which a tile of MXFP4 experts goes through bi_experts_few.cuh */
+    EXPERTS_FEW_SHARED = 224 * 1024, /* that its rows may take */
     EXPERTS_SLOT_MAX = 16,
     EXPERTS_K = 64,         /* products of a pipeline stage */
     EXPERTS_SUB = 64,       /* output rows of one map that a warpgroup holds */
@@ -27,9 +29,10 @@ typedef struct __align__(16) experts_tile {
 
 /* Device memory, made by the plan kernel. */
 typedef struct experts_plan {
-    experts_tile *tile;
-    int32_t *n_tile;
+    experts_tile *tile;         /* (tile_max): those of many places from the front, those of few from the back */
+    int32_t *n_tile;            /* many, few */
     int32_t *pair, *row, *slot; /* of a place */
+    int32_t tile_max;
 } experts_plan;
 
 /* A stack of bf16 matrices of one adapter; rank 0: the adapter leaves the map alone. */
@@ -59,11 +62,18 @@ typedef struct experts_product {
     bi_bf16 *t[2];                          /* T of a map by place, stride t_ld */
     int64_t t_ld;
     bi_act act;
+    float act_inverse[2]; /* RN(1 / beta), of both betas */
+    bool act_plain;       /* bi_experts_act.cuh serves this act */
     bi_bf16 *out;
     int64_t out_ld; /* DOWN: by pair */
     int32_t out_aligned;
     bi_fault fault;
 } experts_product;
+
+/* Tile i of those of few places. */
+static inline __host__ __device__ experts_tile *experts_few_tile(const experts_plan &plan, int32_t i) {
+    return plan.tile + plan.tile_max - 1 - i;
+}
 
 /* The output row that stands at row i of 16 of an A fragment: after the transposition of the accumulators a thread then holds
  * four outputs in a row. */
@@ -71,9 +81,11 @@ static inline __host__ __device__ int32_t bi_experts_row(int32_t i) {
     return (i & 1) + ((i & 7) >> 1) * 4 + (i >> 3) * 2;
 }
 
-/* Launches on ctx->stream, one kernel each; in bi_experts_fp4.cu and bi_experts_bf16.cu. */
+/* Launches on ctx->stream, one kernel each, for the tiles of many or of few places, T for all; in bi_experts_fp4.cu and bi_experts_bf16.cu. */
 br_status bi_experts_up_fp4(bi_ctx *ctx, const experts_product *p);
 br_status bi_experts_down_fp4(bi_ctx *ctx, const experts_product *p);
+br_status bi_experts_up_few(bi_ctx *ctx, const experts_product *p);
+br_status bi_experts_down_few(bi_ctx *ctx, const experts_product *p);
 br_status bi_experts_up_bf16(bi_ctx *ctx, const experts_product *p);
 br_status bi_experts_down_bf16(bi_ctx *ctx, const experts_product *p);
 br_status bi_experts_t(bi_ctx *ctx, const experts_product *p);

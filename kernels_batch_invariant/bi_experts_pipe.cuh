@@ -97,9 +97,16 @@ template <experts_kind KIND> static __device__ __forceinline__ bool sub_used(con
     return sub_row<KIND>(item.slab, sub) < sub_rows<KIND>(p, item.slot, sub);
 }
 
+/* Items of the launch; T has those of all tiles. */
+template <experts_kind KIND> static __device__ __forceinline__ int32_t item_count(const experts_product &p) {
+    return (p.plan.n_tile[0] + (KIND == EXPERTS_T ? p.plan.n_tile[1] : 0)) * p.n_part;
+}
+
 /* Item i of the launch; false: nothing to do, the same for all roles. */
 template <experts_kind KIND> static __device__ __forceinline__ bool item_at(const experts_product &p, int32_t i, pipe_item &item) {
-    const int4 raw = *reinterpret_cast<const int4 *>(&p.plan.tile[i / p.n_part]);
+    const int32_t at = i / p.n_part, n_many = p.plan.n_tile[0];
+    const experts_tile *tile = KIND != EXPERTS_T || at < n_many ? p.plan.tile + at : experts_few_tile(p.plan, at - n_many);
+    const int4 raw = *reinterpret_cast<const int4 *>(tile);
     const int32_t part = i % p.n_part;
     item.tile.expert = raw.x;
     item.tile.begin = raw.y;
@@ -290,7 +297,7 @@ template <experts_kind KIND, bool FP4> static __device__ __forceinline__ void fe
     me.r = me.thread & 7;
     me.h = me.thread >> 3 & 7;
     me.group = me.thread >> 6;
-    const int32_t n_item = *p.plan.n_tile * p.n_part;
+    const int32_t n_item = item_count<KIND>(p);
     for (int32_t i = (int32_t)blockIdx.x; i < n_item; i += (int32_t)gridDim.x) {
         pipe_item item;
         if (item_at<KIND>(p, i, item))

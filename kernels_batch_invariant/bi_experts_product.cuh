@@ -9,6 +9,7 @@
 #ifndef BI_EXPERTS_PRODUCT_CUH
 #define BI_EXPERTS_PRODUCT_CUH
 
+#include "bi_experts_act.cuh"
 #include "bi_experts_mma.cuh"
 #include "bi_experts_pipe.cuh"
 
@@ -161,6 +162,29 @@ static __device__ __forceinline__ bi_bf16 act_of(const bi_act &act, float g, flo
     return act.situ ? bi_act_situ(g, u, act.beta, act.linear_beta) : bi_act_silu(g, u);
 }
 
+static __device__ __forceinline__ uint32_t round2(float low, float high) {
+    uint32_t d;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
+/* h of four elements, two a word; n: how many of a thread's two columns are real. */
+static __device__ __forceinline__ void activate4(const experts_product &p, int32_t n, const float *g, const float *u, uint32_t (&h)[2]) {
+    const bool plain = p.act_plain && (n < 1 || (act_is_plain(g[0], u[0]) && act_is_plain(g[2], u[2]))) &&
+                       (n < 2 || (act_is_plain(g[1], u[1]) && act_is_plain(g[3], u[3])));
+    if (__all_sync(0xffffffffu, plain)) {
+        float v[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            v[i] = act_situ_plain(p.act, p.act_inverse, g[i], u[i]);
+        h[0] = round2(v[0], v[1]);
+        h[1] = round2(v[2], v[3]);
+    } else {
+        h[0] = pack2(act_of(p.act, g[0], u[0]), act_of(p.act, g[1], u[1]));
+        h[1] = pack2(act_of(p.act, g[2], u[2]), act_of(p.act, g[3], u[3]));
+    }
+}
+
 /* Outputs col .. col + 3 of one place. */
 static __device__ __forceinline__ void store4(bi_bf16 *row, int32_t col, int32_t n, uint32_t low, uint32_t high, bool aligned) {
     if (aligned && col + 4 <= n) {
@@ -197,11 +221,9 @@ static __device__ __forceinline__ void finish8(const experts_product &p, const p
     const int32_t at = first + (int32_t)(me.lane >> 2), place = item.tile.begin + at, col = (int32_t)(me.warp * 16 + (me.lane & 3) * 4);
     const bool real = at < item.tile.n;
     if constexpr (KIND == EXPERTS_UP) {
-        bi_bf16 h[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            h[i] = act_of(p.act, acc0[i], acc1[i]);
-        const uint32_t low = transpose8(pack2(h[0], h[1])), high = transpose8(pack2(h[2], h[3]));
+        uint32_t h[2];
+        activate4(p, item.tile.n - first - (int32_t)(me.lane & 3) * 2, acc0, acc1, h);
+        const uint32_t low = transpose8(h[0]), high = transpose8(h[1]);
         if (real)
             store4(p.out + (int64_t)place * p.out_ld, sub_row<KIND>(item.slab, (int)me.group * 2) + col, (int32_t)p.out_ld, low, high, true);
     } else {
@@ -264,6 +286,18 @@ static __device__ __forceinline__ void fragment(const multiplier &me, uint32_t w
         bf16_fragment(me, weights + (me.group * 2 + (uint32_t)m) * pipe_shape<FP4>::SUB + (uint32_t)block * 2 * PIPE_LEAD, PIPE_GROUP, a);
 }
 
+/* Both parts' A fragments of a k-block. */
+template <bool FP4>
+static __device__ __forceinline__ void fragments(const multiplier &me, uint32_t weights, const fp4_stage &s, int block, uint32_t (&a)[2][4]) {
+    if (!FP4 || !s.wide) {
+        fragment<FP4>(me, weights, s, 0, block, false, a[0]);
+        fragment<FP4>(me, weights, s, 1, block, false, a[1]);
+    } else {
+        fragment<FP4>(me, weights, s, 0, block, true, a[0]);
+        fragment<FP4>(me, weights, s, 1, block, true, a[1]);
+    }
+}
+
 /* The A fragments of an adapter's stage. */
 static __device__ __forceinline__ void side_fragments(const multiplier &me, uint32_t weights, uint32_t (&a)[2][4]) {
     bf16_fragment(me, weights + me.group * 2 * PIPE_SUB_SIDE, PIPE_GROUP_SIDE, a[0]);
@@ -316,10 +350,17 @@ static __device__ __forceinline__ void pin(float (&acc)[2][EXPERTS_TILE_MAX / 2]
         asm volatile("" : "+f"(acc[0][i]), "+f"(acc[1][i])::"memory");
 }
 
-/* One k-block of both parts for n places, asynchronously; all but it are done when this returns. The accumulators are those of the
- * largest tile whatever n is: a copy of the loop for each width would not fit the registers together. */
+/* Keeps the compiler from making a fragment after the step that reads the other. */
+static __device__ __forceinline__ void pin_fragments(uint32_t (&a)[2][4]) {
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        asm volatile("" : "+r"(a[0][i]), "+r"(a[1][i])::"memory");
+}
+
+/* One k-block of both parts for up to W places, asynchronously; all but it are done when this returns. The accumulators are those
+ * of the largest tile whatever W is: a copy of the loop for each width would not fit the registers together. */
 template <int W>
-static __device__ __forceinline__ void multiply_width(float (&acc)[2][EXPERTS_TILE_MAX / 2], const uint32_t (&a)[2][4], uint64_t rows0,
+static __device__ __forceinline__ void multiply_width(float (&acc)[2][EXPERTS_TILE_MAX / 2], uint32_t (&a)[2][4], uint64_t rows0,
                                                       uint64_t rows1) {
     wgmma_fence();
     wgmma<W>(acc[0], a[0], rows0);
@@ -327,65 +368,74 @@ static __device__ __forceinline__ void multiply_width(float (&acc)[2][EXPERTS_TI
     wgmma_commit();
     wgmma_wait<1>();
 }
-static __device__ __forceinline__ void multiply_async(int32_t n, float (&acc)[2][EXPERTS_TILE_MAX / 2], const uint32_t (&a)[2][4],
-                                                      uint64_t rows0, uint64_t rows1) {
-    if (n > 152)
-        multiply_width<160>(acc, a, rows0, rows1);
-    else if (n > 144)
-        multiply_width<152>(acc, a, rows0, rows1);
-    else if (n > 136)
-        multiply_width<144>(acc, a, rows0, rows1);
-    else if (n > 128)
-        multiply_width<136>(acc, a, rows0, rows1);
-    else if (n > 112)
-        multiply_width<128>(acc, a, rows0, rows1);
-    else if (n > 96)
-        multiply_width<112>(acc, a, rows0, rows1);
-    else if (n > 80)
-        multiply_width<96>(acc, a, rows0, rows1);
-    else if (n > 64)
-        multiply_width<80>(acc, a, rows0, rows1);
-    else if (n > 48)
-        multiply_width<64>(acc, a, rows0, rows1);
-    else
-        multiply_width<48>(acc, a, rows0, rows1);
+
+static __device__ __forceinline__ void multiply_async(int32_t width, float (&acc)[2][EXPERTS_TILE_MAX / 2], uint32_t (&a)[2][4], uint64_t rows0,
+                                                      uint64_t rows1) {
+    switch (width) {
+    case 0: multiply_width<160>(acc, a, rows0, rows1); break;
+    case 1: multiply_width<152>(acc, a, rows0, rows1); break;
+    case 2: multiply_width<144>(acc, a, rows0, rows1); break;
+    case 3: multiply_width<136>(acc, a, rows0, rows1); break;
+    case 4: multiply_width<128>(acc, a, rows0, rows1); break;
+    case 5: multiply_width<112>(acc, a, rows0, rows1); break;
+    case 6: multiply_width<96>(acc, a, rows0, rows1); break;
+    case 7: multiply_width<80>(acc, a, rows0, rows1); break;
+    case 8: multiply_width<64>(acc, a, rows0, rows1); break;
+    default: multiply_width<48>(acc, a, rows0, rows1); break;
+    }
 }
 
-/* The chains of many places: the fragments of a k-block are made while the tensor core works on the one before. A stage is
- * released one k-block late, when nothing reads its rows any more. One loop for both kinds of stages: with two, the accumulators
- * would change registers between them. */
+/* The k-blocks of a stage, the first of which is ready in a[0]: the next fragments are made while the tensor core works. The stage
+ * before is released when nothing reads its rows any more. */
+template <bool FP4>
+static __device__ __forceinline__ void multiply_blocks(int32_t width, const multiplier &me, uint32_t weights, const fp4_stage &s, uint64_t rows, uint32_t before,
+                                                       uint32_t (&a)[2][2][4], float (&acc)[2][EXPERTS_TILE_MAX / 2]) {
+    multiply_async(width, acc, a[0], rows, rows);
+    if (before)
+        release(me, before);
+#pragma unroll
+    for (int block = 1; block < EXPERTS_K / BI_MMA_K; block++) {
+        fragments<FP4>(me, weights, s, block, a[block & 1]);
+        const uint64_t step = rows + (uint64_t)(block * 2 * PIPE_LEAD >> 4);
+        multiply_async(width, acc, a[block & 1], step, step);
+    }
+}
+
+/* Which widths of wgmma n places take, the largest first; odd: the lesser of two. */
+static __device__ __forceinline__ int32_t width_of(int32_t n) {
+    return n > 152 ? 0 : n > 144 ? 1 : n > 136 ? 2 : n > 128 ? 3 : n > 112 ? 4 : n > 96 ? 5 : n > 80 ? 6 : n > 64 ? 7 : n > 48 ? 8 : 9;
+}
+
+template <bool FP4>
+static __device__ __forceinline__ void multiply_many_stage(int32_t width, const multiplier &me, uint32_t weights, uint64_t rows, uint32_t before,
+                                                           uint32_t (&a)[2][2][4], float (&acc)[2][EXPERTS_TILE_MAX / 2]) {
+    fp4_stage s;
+    load_stage<FP4>(me, weights, s);
+    fragments<FP4>(me, weights, s, 0, a[0]);
+    multiply_blocks<FP4>(width, me, weights, s, rows, before, a, acc);
+}
+
+/* The chains of many places. One loop for both kinds of stages: with two, the accumulators would change registers between them. */
 template <experts_kind KIND, bool FP4>
 static __device__ __forceinline__ void multiply_many(int32_t n_place, int32_t n, int32_t n_side, pipe_ring &ring, const multiplier &me,
                                                      float (&acc)[2][EXPERTS_TILE_MAX / 2]) {
+    const int32_t width = width_of(n_place);
     uint32_t a[2][2][4], before = 0;
     pin(acc);
 #pragma unroll 1
     for (int32_t i = 0; i < n + n_side; i++) {
         const uint32_t weights = ring.memory + ring.stage * pipe_shape<FP4>::STAGE, rows = weights + pipe_shape<FP4>::WEIGHTS;
-        const uint32_t rows1 = rows + (i < n || side_maps<KIND>() != 2 ? 0u : (uint32_t)PIPE_ROWS_SIDE), group = i < n ? PIPE_GROUP : PIPE_GROUP_SIDE;
-        const uint64_t desc0 = wgmma_desc(rows, PIPE_LEAD, group), desc1 = wgmma_desc(rows1, PIPE_LEAD, group);
-        fp4_stage s;
         bar_wait(ring.full + 8 * ring.stage, ring.phase);
         proxy_fence();
         if (i < n) {
-            load_stage<FP4>(me, weights, s);
-            fragment<FP4>(me, weights, s, 0, 0, s.wide, a[0][0]);
-            fragment<FP4>(me, weights, s, 1, 0, s.wide, a[0][1]);
+            multiply_many_stage<FP4>(width, me, weights, wgmma_desc(rows, PIPE_LEAD, PIPE_GROUP), before, a, acc);
         } else {
             side_fragments(me, weights, a[0]);
-        }
-        multiply_async(n_place, acc, a[0], desc0, desc1);
-        if (i)
+            multiply_width<EXPERTS_TILE_MAX>(acc, a[0], wgmma_desc(rows, PIPE_LEAD, PIPE_GROUP_SIDE),
+                                             wgmma_desc(rows + (side_maps<KIND>() == 2 ? (uint32_t)PIPE_ROWS_SIDE : 0u), PIPE_LEAD, PIPE_GROUP_SIDE));
             release(me, before);
-#pragma unroll
-        for (int block = 1; block < EXPERTS_K / BI_MMA_K && i < n; block++) {
-            fragment<FP4>(me, weights, s, 0, block, s.wide, a[block & 1][0]);
-            fragment<FP4>(me, weights, s, 1, block, s.wide, a[block & 1][1]);
-            const uint64_t step = (uint64_t)(block * 2 * PIPE_LEAD >> 4);
-            multiply_async(n_place, acc, a[block & 1], desc0 + step, desc1 + step);
-        }
-        if (i >= n)
             wgmma_wait<0>(); /* the next stage takes the same fragment registers */
+        }
         before = ring.empty + 8 * ring.stage;
         pipe_next<FP4>(ring);
     }
@@ -436,7 +486,7 @@ static __device__ __forceinline__ void multiply_any(const experts_product &p, co
 }
 
 template <experts_kind KIND, bool FP4> static __device__ __forceinline__ void multiply(const experts_product &p, pipe_ring ring) {
-    const int32_t n_item = *p.plan.n_tile * p.n_part;
+    const int32_t n_item = item_count<KIND>(p);
     for (int32_t i = (int32_t)blockIdx.x; i < n_item; i += (int32_t)gridDim.x) {
         pipe_item item;
         if (item_at<KIND>(p, i, item))

@@ -7,6 +7,7 @@
  * head_merge: a block a row. M and the factors exp(m_b - M) are made by all threads; the chains of L and D over b in rising order
  * are one thread's each, 12 KiB of shared memory a part of 1,024 sub-blocks. */
 #include "bi_linear_parts.cuh"
+#include "bi_linear_wide.cuh"
 
 enum {
     HEAD_ROWS = 2048,               /* rows of a part */
@@ -66,6 +67,8 @@ static __device__ __forceinline__ float z_of(float x, float temperature) {
     return BI_ADD(z, 0.0f);
 }
 
+#define HEAD_NEAR -86.0f /* above it exp is a normal number */
+
 static __device__ __forceinline__ float larger(float a, float b) {
     return b > a ? b : a;
 }
@@ -87,38 +90,88 @@ static __device__ __forceinline__ float fold4(const float v[HEAD_GROUP], int lan
     return p;
 }
 
-/* m_b, l_b and d_b of sub-block lane / 8 of four, whose first n logits altogether are present. */
-static __device__ __forceinline__ float4 part_of(const float x[HEAD_GROUP][4], int32_t n, int lane, float temperature, int want_dot) {
-    float z[HEAD_GROUP][4], v[HEAD_GROUP], d[HEAD_GROUP];
+/* bi_exp of HEAD_NEAR .. 0 with fewer instructions and the same bits: neither the argument nor 2^n needs a clamp, and the product
+ * with it is exact. */
+static __device__ __forceinline__ float exp_near(float x) {
+    const float shifted = BI_FMA(x, BI_FN_LOG2E, BI_FN_ROUND_MAGIC), fn = BI_SUB(shifted, BI_FN_ROUND_MAGIC);
+    const float exact = BI_FMA(fn, -BI_FN_LN2_HI, x), r = BI_FMA(fn, -BI_FN_LN2_LO, exact);
+    const float r_low = BI_FMA(fn, -BI_FN_LN2_LO, BI_SUB(exact, r));
+    float q = BI_FMA(BI_FN_E4, r, BI_FN_E3);
+    q = BI_FMA(q, r, BI_FN_E2);
+    q = BI_FMA(q, r, BI_FN_E1);
+    q = BI_FMA(q, r, BI_FN_E0);
+    const float p = BI_ADD(1.0f, BI_ADD(r, BI_FMA(BI_MUL(r, r), q, r_low)));
+    return bi_f32_of(bi_u32_of(p) + (bi_u32_of(shifted) << 23)); /* the magic's own bits leave at the top */
+}
+
+/* z of logits whose size is between 2^-40 and 2^40, at a temperature between 2^-10 and 2^10 whose reciprocal is given: two steps
+ * of division, the second of which rounds a / b as an exact quotient is; nothing is cut or zero. */
+static __device__ __forceinline__ float z_plain(float x, float temperature, float reciprocal) {
+    const float q = BI_MUL(x, reciprocal), near = BI_FMA(BI_FMA(-q, temperature, x), reciprocal, q);
+    return BI_FMA(BI_FMA(-near, temperature, x), reciprocal, near);
+}
+
+static __device__ __forceinline__ bool is_plain(float x) {
+    return (bi_u32_of(x) << 1) - ((127u - 40) << 24) < 80u << 24;
+}
+
+/* Four times four z of one lane: of the entries lane + 32 i of sub-block b; of all of them the first n are present. */
+static __device__ __forceinline__ void z_all(float z[HEAD_GROUP][4], const float x[HEAD_GROUP][4], int32_t n, int lane, float temperature,
+                                             bool plain) {
+    if (plain && temperature == 1.0f) {
 #pragma unroll
-    for (int b = 0; b < HEAD_GROUP; b++) {
+        for (int i = 0; i < HEAD_GROUP * 4; i++)
+            z[i >> 2][i & 3] = x[i >> 2][i & 3];
+    } else if (plain && temperature >= 0x1p-10f && temperature <= 0x1p10f) {
+        const float reciprocal = BI_DIV(1.0f, temperature);
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            z[b][i] = b * BI_HEAD_BLOCK + lane + 32 * i < n ? z_of(x[b][i], temperature) : -BI_HEAD_Z_MAX;
-        v[b] = larger(larger(z[b][0], z[b][1]), larger(z[b][2], z[b][3]));
+        for (int i = 0; i < HEAD_GROUP * 4; i++)
+            z[i >> 2][i & 3] = z_plain(x[i >> 2][i & 3], temperature, reciprocal);
+    } else {
+#pragma unroll
+        for (int i = 0; i < HEAD_GROUP * 4; i++)
+            z[i >> 2][i & 3] = (i >> 2) * BI_HEAD_BLOCK + lane + 32 * (i & 3) < n ? z_of(x[i >> 2][i & 3], temperature) : -BI_HEAD_Z_MAX;
     }
+}
+
+/* m_b, l_b and d_b of sub-block lane / 8 of four, whose first n logits altogether are present; plain: all are, and is_plain. */
+static __device__ __forceinline__ float4 part_of(const float x[HEAD_GROUP][4], int32_t n, int lane, float temperature, bool plain,
+                                                 int want_dot) {
+    float z[HEAD_GROUP][4], e[HEAD_GROUP][4], v[HEAD_GROUP], d[HEAD_GROUP];
+    z_all(z, x, n, lane, temperature, plain);
+#pragma unroll
+    for (int b = 0; b < HEAD_GROUP; b++)
+        v[b] = larger(larger(z[b][0], z[b][1]), larger(z[b][2], z[b][3]));
     const float max = fold4(v, lane, 1);
+    bool near = plain;
+#pragma unroll
+    for (int i = 0; i < HEAD_GROUP * 4; i++) {
+        z[i >> 2][i & 3] = BI_SUB(z[i >> 2][i & 3], __shfl_sync(0xffffffffu, max, (i >> 2) * 8));
+        near &= z[i >> 2][i & 3] >= HEAD_NEAR;
+    }
+    if (__all_sync(0xffffffffu, near)) {
+#pragma unroll
+        for (int i = 0; i < HEAD_GROUP * 4; i++)
+            e[i >> 2][i & 3] = exp_near(z[i >> 2][i & 3]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < HEAD_GROUP * 4; i++)
+            e[i >> 2][i & 3] = (i >> 2) * BI_HEAD_BLOCK + lane + 32 * (i & 3) < n ? bi_exp(z[i >> 2][i & 3]) : 0.0f;
+    }
 #pragma unroll
     for (int b = 0; b < HEAD_GROUP; b++) {
-        const float m = __shfl_sync(0xffffffffu, max, b * 8);
-        float e[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            z[b][i] = BI_SUB(z[b][i], m);
-            e[i] = b * BI_HEAD_BLOCK + lane + 32 * i < n ? bi_exp(z[b][i]) : 0.0f;
-        }
-        v[b] = BI_ADD(BI_ADD(e[0], e[2]), BI_ADD(e[1], e[3]));
+        v[b] = BI_ADD(BI_ADD(e[b][0], e[b][2]), BI_ADD(e[b][1], e[b][3]));
         if (!want_dot)
             continue;
 #pragma unroll
         for (int i = 0; i < 4; i++) /* an absent entry is +0 times a number */
-            e[i] = BI_ADD(0.0f, BI_MUL(e[i], z[b][i]));
-        d[b] = BI_ADD(BI_ADD(e[0], e[2]), BI_ADD(e[1], e[3]));
+            e[b][i] = BI_ADD(0.0f, BI_MUL(e[b][i], z[b][i]));
+        d[b] = BI_ADD(BI_ADD(e[b][0], e[b][2]), BI_ADD(e[b][1], e[b][3]));
     }
     return make_float4(max, fold4(v, lane, 0), want_dot ? fold4(d, lane, 0) : 0.0f, 0.0f);
 }
 
-static __global__ void __launch_bounds__(HEAD_WARPS * 32, 2) head_kernel(const bi_score_args a, const head_work work, int32_t first) {
+static __global__ void __launch_bounds__(HEAD_WARPS * 32, 3) head_kernel(const bi_score_args a, const head_work work, int32_t first) {
     const int lane = (int)threadIdx.x & 31;
     const int32_t t = (int32_t)blockIdx.y, group = (int32_t)blockIdx.x * HEAD_WARPS + ((int32_t)threadIdx.x >> 5);
     const int32_t column = group * HEAD_COLUMNS;
@@ -132,29 +185,38 @@ static __global__ void __launch_bounds__(HEAD_WARPS * 32, 2) head_kernel(const b
     if (lane == 0 && token >= 0 && token < n)
         work.logit[t] = logit[token];
     float x[HEAD_GROUP][4];
+    bool plain = n == HEAD_COLUMNS;
+#pragma unroll
+    for (int i = 0; i < HEAD_GROUP * 4; i++) {
+        const int32_t j = (i >> 2) * BI_HEAD_BLOCK + lane + 32 * (i & 3);
+        x[i >> 2][i & 3] = j < n ? logit[j] : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < HEAD_GROUP * 4; i++)
+        plain &= is_plain(x[i >> 2][i & 3]);
+    plain = __all_sync(0xffffffffu, plain);
     uint32_t bad = 0; /* bit b: a logit of sub-block b is not finite */
+    if (!plain) {
 #pragma unroll
-    for (int b = 0; b < HEAD_GROUP; b++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int32_t j = b * BI_HEAD_BLOCK + lane + 32 * i;
-            x[b][i] = j < n ? logit[j] : 0.0f;
-            bad |= (uint32_t)!bi_is_finite(x[b][i]) << b;
-        }
-    bad = __reduce_or_sync(0xffffffffu, bad);
+        for (int i = 0; i < HEAD_GROUP * 4; i++)
+            bad |= (uint32_t)!bi_is_finite(x[i >> 2][i & 3]) << (i >> 2);
+        bad = __reduce_or_sync(0xffffffffu, bad);
+    }
     const int32_t block = lane >> 3; /* whose part this lane has */
     const int64_t at = (int64_t)t * work.n_block + (first + column) / BI_HEAD_BLOCK + block;
     const bool writes = (lane & 7) == 0 && block * BI_HEAD_BLOCK < n;
-    float4 part = part_of(x, n, lane, temperature, a.entropy != NULL);
+    float4 part = part_of(x, n, lane, temperature, plain, a.entropy != NULL);
     part.y = bad >> block & 1 ? bi_f32_of(BI_F32_NAN) : part.y; /* no later step of the merge loses it */
     if (writes)
         work.scaled[at] = part;
     if (temperature == 1.0f)
         return;
-    part = part_of(x, n, lane, 1.0f, 0);
+    part = part_of(x, n, lane, 1.0f, plain, 0);
     if (writes)
         work.raw[at] = make_float2(part.x, part.y);
 }
+
+#include "bi_head_wide.cuh"
 
 /* The largest of all threads' values, to all. */
 static __device__ float block_max(float max, float *shared) {
@@ -261,10 +323,24 @@ static bi_score_args rows_of(const bi_score_args *a, int32_t row, int32_t n) {
     return part;
 }
 
-static br_status score_part(bi_ctx *ctx, const bi_score_args *a) {
-    bi_carver carver = bi_cuda_scratch(ctx);
-    const head_work work = carve(&carver, a->n_row, a->n_vocab);
-    dense_job job = bi_dense_job(&a->w, a->n_row, 1, a->x, a->d, 0);
+br_status bi_cuda_head_open(void) {
+    return wide_allow<head_wide>() == cudaSuccess ? BR_OK : br_fail(BR_E_DEVICE, "score: the GPU grants no %d bytes of shared memory", (int)WIDE_SHARED);
+}
+
+/* Many rows and whole tiles of the vocabulary: the logits stay in registers. */
+static br_status fused_parts(bi_ctx *ctx, const bi_score_args *a, const head_work *work, const dense_job *job, int *done) {
+    const dense_state *state = (const dense_state *)ctx->dense;
+    const int fits = a->n_row > DENSE_SMALL_ROWS && a->n_vocab % WIDE_OUTS == 0 && a->d % 8 == 0 && (uintptr_t)a->x % DENSE_ALIGN == 0;
+    const head_wide epilogue = {*a, *work};
+    wide_args args;
+    *done = fits && state->encode && bi_dense_wide_args(state, job, &args);
+    if (!*done)
+        return BR_OK;
+    wide_launch(ctx, &args, epilogue);
+    return bi_cuda_launched(ctx, BI_K_head, "score");
+}
+
+static br_status stored_parts(bi_ctx *ctx, const bi_score_args *a, const head_work &work, dense_job job) {
     job.y = work.z;
     job.y_ld = work.z_ld;
     job.y_f32 = 1;
@@ -276,6 +352,17 @@ static br_status score_part(bi_ctx *ctx, const bi_score_args *a) {
         head_kernel<<<grid, HEAD_WARPS * 32, 0, ctx->stream>>>(*a, work, (int32_t)first);
         BR_TRY(bi_cuda_launched(ctx, BI_K_head, "score"));
     }
+    return BR_OK;
+}
+
+static br_status score_part(bi_ctx *ctx, const bi_score_args *a) {
+    bi_carver carver = bi_cuda_scratch(ctx);
+    const head_work work = carve(&carver, a->n_row, a->n_vocab);
+    const dense_job job = bi_dense_job(&a->w, a->n_row, 1, a->x, a->d, 0);
+    int done = 0;
+    BR_TRY(fused_parts(ctx, a, &work, &job, &done));
+    if (!done)
+        BR_TRY(stored_parts(ctx, a, work, job));
     head_merge_kernel<<<(unsigned)a->n_row, MERGE_THREADS, 0, ctx->stream>>>(*a, work);
     return bi_cuda_launched(ctx, BI_K_head_merge, "score");
 }

@@ -3,10 +3,15 @@
  * n_head independent maps in one call (n_head = 1: a plain linear layer). x[t,h] at x + t*x_ld + h*x_head_ld, n_in long;
  * w a stack of n_head, and so are a and b of lora.slot. y[t,h] at t*y_ld + h*y_head_ld, n_out long: bf16, or f32 unrounded
  * when y_f32. y may not overlap x. Fault: an element of T is not finite. check_logits, with y_f32 only (else
- * BR_E_ARG): y is logits that will be sampled from, and an element that is not finite is a fault too (P-5). */
+ * BR_E_ARG): y is logits that will be sampled from, and an element that is not finite is a fault too (P-5).
+ *
+ * bi_linear_group: n calls of bi_linear on the rows of one step, as if made in order; none reads what another writes. Their fault
+ * codes ascend: a row with faults in several keeps the lowest, which is the first. One launch where the backend can: a map with
+ * few outputs takes as long as its chain, alone or beside a large one. */
 #ifndef BI_LINEAR_H
 #define BI_LINEAR_H
 #include "bi_types.h"
+enum { BI_LINEAR_GROUP_MAX = 8 };
 typedef struct bi_linear_args {
     int32_t n_row, n_head;
     const bi_bf16 *x;

@@ -110,8 +110,8 @@ static __device__ __forceinline__ void continue_slot(const dense_job &job, const
             uint32_t a[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const int64_t row = (int64_t)place.head * job.n_row + token_of(place, m, i & 1);
-                a[i] = mine >> (2 * m + (i & 1)) & 1 ? pair_of(job.t + row * job.t_ld + k + 2 * place.q + (i >> 1) * 8) : 0;
+                const bi_bf16 *t = job.t + place.head * job.t_head_ld + (int64_t)token_of(place, m, i & 1) * job.t_ld;
+                a[i] = mine >> (2 * m + (i & 1)) & 1 ? pair_of(t + k + 2 * place.q + (i >> 1) * 8) : 0;
             }
 #pragma unroll
             for (int n = 0; n < ADD_N; n++) {

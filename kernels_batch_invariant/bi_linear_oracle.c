@@ -202,3 +202,9 @@ br_status BI_FN(bi_linear)(bi_ctx *ctx, const bi_linear_args *args) {
     }
     return BR_OK;
 }
+
+br_status BI_FN(bi_linear_group)(bi_ctx *ctx, const bi_linear_args *args, int32_t n) {
+    for (int32_t i = 0; i < n; i++)
+        BR_TRY(BI_FN(bi_linear)(ctx, &args[i]));
+    return BR_OK;
+}

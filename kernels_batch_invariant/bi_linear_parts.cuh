@@ -31,7 +31,8 @@ typedef struct dense_job {
     bi_fault fault;
     /* adapters; n_slot 0: none */
     const int32_t *row_slot;
-    bi_bf16 *t; /* (n_head, n_row, t_ld), a row's T in the first pad(rank) places; only rows of a slot are written or read */
+    bi_bf16 *t; /* a row's T in the first pad(rank) of its t_ld places; only rows of a slot are written or read */
+    int64_t t_head_ld;
     int32_t t_ld, n_slot;
     /* the launch */
     int32_t token_tiles, t_tiles, w_tiles; /* t_tiles: a slot and head; w_tiles: a head; either may be 0 */
@@ -48,6 +49,7 @@ typedef struct dense_lt dense_lt;
 typedef struct dense_state {
     uint32_t *arrived; /* device memory, 0 */
     dense_lt *lt;      /* NULL: cuBLASLt is not to be had */
+    void *encode;      /* the driver's maker of tensor maps; NULL: not to be had */
 } dense_state;
 
 /* Job without adapters, y in bf16 or f32: the fastest form that its rows and alignment allow. */
@@ -63,6 +65,23 @@ br_status bi_dense_lt_open(bi_ctx *ctx, dense_lt **out);
 void bi_dense_lt_close(bi_ctx *ctx, dense_lt *lt);
 int bi_dense_lt_fits(const dense_job *job);
 br_status bi_dense_lt_run(bi_ctx *ctx, dense_lt *lt, const dense_job *job, int *done);
+
+/* bi_linear_stream.cu: few rows, with or without adapters; x aligned. *done = 0 when the maps cannot be made; then nothing was launched. */
+typedef struct dense_stream_plan {
+    int32_t outs, boxes;   /* outputs and 16s of tokens of a tile */
+    int32_t alone;         /* one block an SM, with all of its shared memory */
+    int32_t late;
+} dense_stream_plan;
+br_status bi_dense_stream_open(dense_state *state);
+br_status bi_dense_stream(bi_ctx *ctx, const dense_job *job, int *done);
+br_status bi_dense_stream_plan(bi_ctx *ctx, const dense_job *job, dense_stream_plan plan, int *done);
+
+/* bi_linear_wide.cu: many rows, T there already, x aligned. *done = 0 when the tiles are too few or the maps cannot be made. */
+br_status bi_dense_wide_open(void);
+br_status bi_dense_wide(bi_ctx *ctx, const dense_job *job, int *done);
+
+/* bi_head.cu: its part of opening the dense products. */
+br_status bi_cuda_head_open(void);
 
 /* bi_linear_lora.cu. Continues base (n_head, n_row, n_out) f32 through the adapters into job->y; base may be y. */
 br_status bi_dense_lora_add(bi_ctx *ctx, const dense_job *job, const float *base, int64_t base_ld, int64_t base_head_ld);

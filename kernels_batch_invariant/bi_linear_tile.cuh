@@ -236,7 +236,7 @@ static __device__ __forceinline__ void dense_store_t(const dense_job &job, const
             const int32_t token = dense_token_of<S>(tile, n, e);
             if (dense_slot_of(job, token) != slot.slot)
                 continue;
-            bi_bf16 *t = job.t + ((int64_t)tile.head * job.n_row + token) * job.t_ld;
+            bi_bf16 *t = job.t + tile.head * job.t_head_ld + (int64_t)token * job.t_ld;
 #pragma unroll
             for (int m = 0; m < S::MT; m++)
 #pragma unroll
@@ -276,7 +276,7 @@ static __device__ __forceinline__ void dense_continue(const dense_job &job, cons
 #pragma unroll
         for (int n = 0; n < S::NT; n++) {
             const int32_t token = dense_token_of<S>(tile, n, 0) - 2 * q + (lane >> 2); /* column lane / 4 of the operand */
-            const bi_bf16 *t = job.t + ((int64_t)tile.head * job.n_row + token) * job.t_ld + k + 2 * q;
+            const bi_bf16 *t = job.t + tile.head * job.t_head_ld + (int64_t)token * job.t_ld + k + 2 * q;
             const bool there = dense_slot_of(job, token) == slot.slot;
             const uint32_t x[2] = {there ? dense_pair(t) : 0, there ? dense_pair(t + 8) : 0};
 #pragma unroll

@@ -59,6 +59,7 @@ br_status BI_FN(bi_embed)(bi_ctx *, const bi_embed_args *);
 br_status BI_FN(bi_rmsnorm)(bi_ctx *, const bi_norm_args *);
 br_status BI_FN(bi_layernorm)(bi_ctx *, const bi_norm_args *);
 br_status BI_FN(bi_linear)(bi_ctx *, const bi_linear_args *);
+br_status BI_FN(bi_linear_group)(bi_ctx *, const bi_linear_args *, int32_t n);
 br_status BI_FN(bi_conv)(bi_ctx *, const bi_conv_args *);
 br_status BI_FN(bi_kda_gate)(bi_ctx *, const bi_kda_gate_args *);
 br_status BI_FN(bi_kda)(bi_ctx *, const bi_kda_args *);

@@ -2,12 +2,15 @@
  * Contract: N-LIN, N-LORA, N-ACT, N-ROUTE, N-MOE. Shapes: R rows, D d_model, L expert width, k experts a token. */
 #include "model_parts.h"
 
-/* out (R, D) = down(act(gate x, up x)) */
-static br_status gated_mlp(br_model *m, const br_step *s, const mlp_weights *w, const bi_bf16 *x, bi_bf16 *out, bi_fault fault) {
+static void add_gate_and_up(model_group *group, br_model *m, const br_step *s, const mlp_weights *w, const bi_bf16 *x, bi_fault fault) {
+    model_group_add_f32(group, m, s, &w->gate, x, m->work.gate_f32, fault); /* (R, d_ff) f32 */
+    model_group_add_f32(group, m, s, &w->up, x, m->work.up_f32, fault);
+}
+
+/* out (R, D) = down(act(gate, up)) of what add_gate_and_up computes */
+static br_status act_and_down(br_model *m, const br_step *s, const mlp_weights *w, bi_bf16 *out, bi_fault fault) {
     model_work *b = &m->work;
     const int32_t n_row = s->batch->n_row;
-    BR_TRY(model_linear_f32(m, s, &w->gate, x, b->gate_f32, fault)); /* (R, d_ff) f32 */
-    BR_TRY(model_linear_f32(m, s, &w->up, x, b->up_f32, fault));
     bi_glu_args glu = {.n_row = n_row, .d = w->d_ff, .g = b->gate_f32, .u = b->up_f32, .ld = w->d_ff, .act = m->act, .y = b->act};
     BR_TRY(m->backend.op->glu(m->backend.ctx, &glu));
     BR_TRY(br_comm_gather_columns(&m->comm, b->act, n_row, (int64_t)w->d_ff * 2));
@@ -16,7 +19,12 @@ static br_status gated_mlp(br_model *m, const br_step *s, const mlp_weights *w, 
 }
 
 br_status model_block_mlp(br_model *m, const br_step *s, int32_t layer, const bi_bf16 *x, bi_bf16 *out) {
-    BR_TRY(gated_mlp(m, s, &m->layer[layer].mlp, x, out, model_fault(s, layer, BR_STAGE_FFN_OUT)));
+    const mlp_weights *w = &m->layer[layer].mlp;
+    const bi_fault fault = model_fault(s, layer, BR_STAGE_FFN_OUT);
+    model_group group = {.n = 0};
+    add_gate_and_up(&group, m, s, w, x, fault);
+    BR_TRY(model_group_run(&group, m));
+    BR_TRY(act_and_down(m, s, w, out, fault));
     model_show(s, BR_STAGE_FFN_OUT, layer, out, (int64_t)m->config.d_model * 2);
     return BR_OK;
 }
@@ -60,10 +68,10 @@ static br_status run_experts(br_model *m, const br_step *s, int32_t layer, const
     return BR_OK;
 }
 
-/* out (R, D) = R(routed + shared(x)) */
-static br_status add_shared(br_model *m, const br_step *s, int32_t layer, const bi_bf16 *x, const bi_bf16 *routed, bi_bf16 *out) {
+/* out (R, D) = R(routed + shared experts), whose gate and up are there */
+static br_status add_shared(br_model *m, const br_step *s, int32_t layer, const bi_bf16 *routed, bi_bf16 *out) {
     model_work *b = &m->work;
-    BR_TRY(gated_mlp(m, s, &m->layer[layer].moe.shared, x, b->shared, model_fault(s, layer, BR_STAGE_FFN_OUT)));
+    BR_TRY(act_and_down(m, s, &m->layer[layer].moe.shared, b->shared, model_fault(s, layer, BR_STAGE_FFN_OUT)));
     bi_residual_args add = {.n_row = s->batch->n_row, .d = m->config.d_model, .a = routed, .b = b->shared, .y = out};
     BR_TRY(m->backend.op->residual(m->backend.ctx, &add));
     model_show(s, BR_STAGE_FFN_OUT, layer, out, (int64_t)m->config.d_model * 2);
@@ -75,8 +83,11 @@ br_status model_block_moe_latent(br_model *m, const br_step *s, int32_t layer, c
     const moe_weights *w = &m->layer[layer].moe;
     model_work *b = &m->work;
     const int32_t n_row = s->batch->n_row;
+    model_group group = {.n = 0};
     BR_TRY(choose_experts(m, s, layer, x)); /* the router reads x, not the latent */
-    BR_TRY(model_linear(m, s, &w->latent_down, x, b->down_in, model_fault(s, layer, BR_STAGE_EXPERTS))); /* (R, L) */
+    model_group_add(&group, m, s, &w->latent_down, x, b->down_in, model_fault(s, layer, BR_STAGE_EXPERTS)); /* (R, L) */
+    add_gate_and_up(&group, m, s, &w->shared, x, model_fault(s, layer, BR_STAGE_FFN_OUT));
+    BR_TRY(model_group_run(&group, m));
     BR_TRY(br_comm_gather_columns(&m->comm, b->down_in, n_row, (int64_t)c->d_latent * 2));
     BR_TRY(run_experts(m, s, layer, b->down_in, b->combined)); /* (R, L) */
     if (c->latent_norm) {
@@ -86,11 +97,14 @@ br_status model_block_moe_latent(br_model *m, const br_step *s, int32_t layer, c
     }
     BR_TRY(model_linear(m, s, &w->latent_up, b->combined, out, model_fault(s, layer, BR_STAGE_FFN_OUT))); /* (R, D) */
     BR_TRY(br_comm_gather_columns(&m->comm, out, n_row, (int64_t)c->d_model * 2));
-    return add_shared(m, s, layer, x, out, out);
+    return add_shared(m, s, layer, out, out);
 }
 
 br_status model_block_moe_plain(br_model *m, const br_step *s, int32_t layer, const bi_bf16 *x, bi_bf16 *out) {
+    model_group group = {.n = 0};
     BR_TRY(choose_experts(m, s, layer, x));
+    add_gate_and_up(&group, m, s, &m->layer[layer].moe.shared, x, model_fault(s, layer, BR_STAGE_FFN_OUT));
+    BR_TRY(model_group_run(&group, m));
     BR_TRY(run_experts(m, s, layer, x, out)); /* (R, D) */
-    return add_shared(m, s, layer, x, out, out);
+    return add_shared(m, s, layer, out, out);
 }

@@ -22,14 +22,30 @@ static br_status convolve(br_model *m, const br_step *s, const kda_weights *w, i
     return m->backend.op->conv(m->backend.ctx, &args);
 }
 
+/* q, k, v before conv (R, P), the gates' inputs: f (R, P) behind its low rank, b (R, H), output gate (R, P) */
 static br_status project(br_model *m, const br_step *s, int32_t layer, const bi_bf16 *x) {
     const kda_weights *w = &m->layer[layer].kda;
     model_work *b = &m->work;
+    const bi_fault qkv = model_fault(s, layer, BR_STAGE_QKV), gate = model_fault(s, layer, BR_STAGE_GATE);
+    const int full = m->config.kda_full_gate;
+    model_group first = {.n = 0}, second = {.n = 0};
+    model_group_add(&first, m, s, &w->q, x, b->q_in, qkv);
+    model_group_add(&first, m, s, &w->k, x, b->k_in, qkv);
+    model_group_add(&first, m, s, &w->v, x, b->v_in, qkv);
+    model_group_add(&first, m, s, &w->f_a, x, b->low, gate); /* (R, d_gate_low) */
+    model_group_add(&first, m, s, &w->b, x, b->b, gate);
+    model_group_add(&first, m, s, full ? &w->g : &w->g_a, x, full ? b->gate : b->gate_low, gate);
+    BR_TRY(model_group_run(&first, m));
+    model_group_add(&second, m, s, &w->f_b, b->low, b->f, gate);
+    if (!full)
+        model_group_add(&second, m, s, &w->g_b, b->gate_low, b->gate, gate);
+    return model_group_run(&second, m);
+}
+
+static br_status convolve_all(br_model *m, const br_step *s, int32_t layer) {
+    const kda_weights *w = &m->layer[layer].kda;
+    model_work *b = &m->work;
     const int64_t p_bytes = (int64_t)br_config_kda_width(&m->config) * 2;
-    bi_fault fault = model_fault(s, layer, BR_STAGE_QKV);
-    BR_TRY(model_linear(m, s, &w->q, x, b->q_in, fault)); /* (R, P) */
-    BR_TRY(model_linear(m, s, &w->k, x, b->k_in, fault));
-    BR_TRY(model_linear(m, s, &w->v, x, b->v_in, fault));
     show_three(s, BR_STAGE_QKV, layer, b->q_in, b->k_in, b->v_in, p_bytes);
     BR_TRY(convolve(m, s, w, 0, b->q_in, w->conv_q, b->q));
     BR_TRY(convolve(m, s, w, 1, b->k_in, w->conv_k, b->k));
@@ -38,27 +54,17 @@ static br_status project(br_model *m, const br_step *s, int32_t layer, const bi_
     return BR_OK;
 }
 
-/* decay (R, P) f32, beta (R, H) f32, output gate (R, P) bf16 */
-static br_status gates(br_model *m, const br_step *s, int32_t layer, const bi_bf16 *x) {
+/* decay (R, P) f32, beta (R, H) f32 */
+static br_status gates(br_model *m, const br_step *s, int32_t layer) {
     const br_config *c = &m->config;
     const kda_weights *w = &m->layer[layer].kda;
     model_work *b = &m->work;
     const int64_t p = br_config_kda_width(c);
-    bi_fault fault = model_fault(s, layer, BR_STAGE_GATE);
-    BR_TRY(model_linear(m, s, &w->f_a, x, b->low, fault)); /* (R, d_gate_low) */
-    BR_TRY(model_linear(m, s, &w->f_b, b->low, b->f, fault));
-    BR_TRY(model_linear(m, s, &w->b, x, b->b, fault)); /* (R, H) */
     bi_kda_gate_args args = {
         .n_row = s->batch->n_row, .n_head = c->kda_n_head, .d = c->kda_d_head, .f = b->f, .b = b->b, .a_log = w->a_log,
         .dt_bias = w->dt_bias, .bounded = c->kda_bounded, .lower_bound = c->kda_lower_bound, .a = b->decay, .beta = b->beta,
     };
     BR_TRY(m->backend.op->kda_gate(m->backend.ctx, &args));
-    if (c->kda_full_gate) {
-        BR_TRY(model_linear(m, s, &w->g, x, b->gate, fault));
-    } else {
-        BR_TRY(model_linear(m, s, &w->g_a, x, b->low, fault));
-        BR_TRY(model_linear(m, s, &w->g_b, b->low, b->gate, fault));
-    }
     if (s->trace) {
         int64_t beta_bytes = (int64_t)c->kda_n_head * 4;
         br_piece piece[3] = {{.data = b->decay, .row_stride = p * 4, .row_bytes = p * 4},
@@ -75,7 +81,8 @@ br_status model_block_kda(br_model *m, const br_step *s, int32_t layer, const bi
     model_work *b = &m->work;
     const int32_t n_row = s->batch->n_row, p = br_config_kda_width(c);
     BR_TRY(project(m, s, layer, x));
-    BR_TRY(gates(m, s, layer, x));
+    BR_TRY(convolve_all(m, s, layer));
+    BR_TRY(gates(m, s, layer));
     bi_kda_args recur = {
         .batch = s->batch, .n_head = c->kda_n_head, .d = c->kda_d_head, .q = b->q, .k = b->k, .v = b->v, .ld = p,
         .a = b->decay, .beta = b->beta, .scale = m->kda_scale, .o = b->o, .fault = model_fault(s, layer, BR_STAGE_KDA),

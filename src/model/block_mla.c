@@ -8,13 +8,31 @@ static bi_cache cache_at(const br_model *m, const br_step *s, size_t offset) {
                       .table_ld = s->page_ld, .first = s->page_first};
 }
 
-/* latent row [c | k_r] (R, C + r) into the cache; c normed, k_r as projected */
-static br_status store_latent(br_model *m, const br_step *s, int32_t layer, const bi_bf16 *x) {
+/* All maps of x (R, D): latent rows (R, C + r), queries or their low rank, the indexer's keys and weights, the output gate. */
+static br_status project(br_model *m, const br_step *s, int32_t layer, const bi_bf16 *x, int sparse) {
+    const br_config *c = &m->config;
+    const mla_weights *w = &m->layer[layer].mla;
+    const model_map index_k = {.w = w->index_k}, index_weight = {.w = w->index_weight};
+    const bi_fault qkv = model_fault(s, layer, BR_STAGE_QKV), index = model_fault(s, layer, BR_STAGE_INDEX_TOPK);
+    model_work *b = &m->work;
+    model_group group = {.n = 0};
+    model_group_add(&group, m, s, &w->kv_a, x, b->latent, qkv);
+    model_group_add(&group, m, s, c->d_q_latent ? &w->q_a : &w->q, x, c->d_q_latent ? b->cq : b->query, qkv);
+    if (sparse) {
+        model_group_add(&group, m, s, &index_k, x, b->index_k, index);         /* (R, d_I) */
+        model_group_add_f32(&group, m, s, &index_weight, x, b->index_w, index); /* (R, H_I) */
+    }
+    if (c->mla_gate)
+        model_group_add(&group, m, s, &w->g, x, b->gate, model_fault(s, layer, BR_STAGE_ATTN_OUT));
+    return model_group_run(&group, m);
+}
+
+/* latent row [c | k_r] into the cache; c normed, k_r as projected */
+static br_status store_latent(br_model *m, const br_step *s, int32_t layer) {
     const br_config *c = &m->config;
     const mla_weights *w = &m->layer[layer].mla;
     model_work *b = &m->work;
     const int32_t n_row = s->batch->n_row, d_latent = br_config_latent_dim(c);
-    BR_TRY(model_linear(m, s, &w->kv_a, x, b->latent, model_fault(s, layer, BR_STAGE_QKV)));
     bi_norm_args norm = {
         .n_row = n_row, .d = c->d_kv_latent, .x = b->latent, .x_ld = d_latent, .w = w->kv_norm, .eps = c->lora_norm_eps,
         .y = b->latent, .y_ld = d_latent, .fault = model_fault(s, layer, BR_STAGE_QKV),
@@ -27,21 +45,23 @@ static br_status store_latent(br_model *m, const br_step *s, int32_t layer, cons
     return m->backend.op->latent_store(m->backend.ctx, &store);
 }
 
-/* queries (R, H, d_nope + d_rope), then absorbed ones (R, H, C) */
-static br_status make_query(br_model *m, const br_step *s, int32_t layer, const bi_bf16 *x) {
+/* queries (R, H, d_nope + d_rope) and the indexer's (R, H_I * d_I), then absorbed ones (R, H, C) */
+static br_status make_query(br_model *m, const br_step *s, int32_t layer, int sparse) {
     const br_config *c = &m->config;
     const mla_weights *w = &m->layer[layer].mla;
     model_work *b = &m->work;
     const int32_t n_row = s->batch->n_row, d_query = c->d_nope + c->d_rope;
     bi_fault fault = model_fault(s, layer, BR_STAGE_QKV);
     if (c->d_q_latent) {
-        BR_TRY(model_linear(m, s, &w->q_a, x, b->cq, fault)); /* (R, d_q_latent) */
+        const model_map index_q = {.w = w->index_q};
+        model_group group = {.n = 0};
         bi_norm_args norm = {.n_row = n_row, .d = c->d_q_latent, .x = b->cq, .x_ld = c->d_q_latent, .w = w->q_norm,
                              .eps = c->lora_norm_eps, .y = b->cq, .y_ld = c->d_q_latent, .fault = fault};
         BR_TRY(m->backend.op->rmsnorm(m->backend.ctx, &norm));
-        BR_TRY(model_linear(m, s, &w->q_b, b->cq, b->query, fault));
-    } else {
-        BR_TRY(model_linear(m, s, &w->q, x, b->query, fault));
+        model_group_add(&group, m, s, &w->q_b, b->cq, b->query, fault);
+        if (sparse)
+            model_group_add(&group, m, s, &index_q, b->cq, b->index_q, model_fault(s, layer, BR_STAGE_INDEX_TOPK));
+        BR_TRY(model_group_run(&group, m));
     }
     if (s->trace) {
         int64_t query_bytes = (int64_t)c->n_head * d_query * 2, latent_bytes = (int64_t)br_config_latent_dim(c) * 2;
@@ -57,8 +77,8 @@ static br_status make_query(br_model *m, const br_step *s, int32_t layer, const 
     return m->backend.op->linear(m->backend.ctx, &absorb);
 }
 
-/* select (R, topk) of the visible positions, from cq (R, d_q_latent) and x (R, D) */
-static br_status select_positions(br_model *m, const br_step *s, int32_t layer, const bi_bf16 *x) {
+/* select (R, topk) of the visible positions */
+static br_status select_positions(br_model *m, const br_step *s, int32_t layer) {
     const br_config *c = &m->config;
     const mla_weights *w = &m->layer[layer].mla;
     const bi_ops *op = m->backend.op;
@@ -66,10 +86,6 @@ static br_status select_positions(br_model *m, const br_step *s, int32_t layer, 
     const int32_t n_row = s->batch->n_row;
     bi_cache keys = cache_at(m, s, w->index_offset);
     bi_fault fault = model_fault(s, layer, BR_STAGE_INDEX_TOPK);
-    const model_map q = {.w = w->index_q}, k = {.w = w->index_k}, weight = {.w = w->index_weight};
-    BR_TRY(model_linear(m, s, &q, b->cq, b->index_q, fault));    /* (R, H_I * d_I) */
-    BR_TRY(model_linear(m, s, &k, x, b->index_k, fault));        /* (R, d_I) */
-    BR_TRY(model_linear_f32(m, s, &weight, x, b->index_w, fault)); /* (R, H_I) */
     bi_norm_args norm = {.n_row = n_row, .d = c->index_d_head, .x = b->index_k, .x_ld = c->index_d_head, .w = w->index_norm,
                          .b = w->index_norm_bias, .eps = c->norm_eps, .y = b->index_k, .y_ld = c->index_d_head, .fault = fault};
     BR_TRY(op->layernorm(m->backend.ctx, &norm));
@@ -88,7 +104,7 @@ static br_status select_positions(br_model *m, const br_step *s, int32_t layer, 
 }
 
 /* attention over `select` (NULL: all visible), values, output gate, output projection */
-static br_status attend(br_model *m, const br_step *s, int32_t layer, const bi_bf16 *x, const int32_t *select, bi_bf16 *out) {
+static br_status attend(br_model *m, const br_step *s, int32_t layer, const int32_t *select, bi_bf16 *out) {
     const br_config *c = &m->config;
     const mla_weights *w = &m->layer[layer].mla;
     const bi_ops *op = m->backend.op;
@@ -109,8 +125,6 @@ static br_status attend(br_model *m, const br_step *s, int32_t layer, const bi_b
         .fault = model_fault(s, layer, BR_STAGE_ATTN_OUT),
     };
     BR_TRY(op->linear(m->backend.ctx, &values)); /* o (R, H, d_v) f32 */
-    if (c->mla_gate)
-        BR_TRY(model_linear(m, s, &w->g, x, b->gate, model_fault(s, layer, BR_STAGE_ATTN_OUT)));
     bi_attn_gate_args gate = {.n_row = n_row, .d = d_out, .o = b->o, .gate = c->mla_gate ? b->gate : NULL, .y = b->mixed};
     BR_TRY(op->attn_gate(m->backend.ctx, &gate));
     BR_TRY(br_comm_gather_columns(&m->comm, b->mixed, n_row, (int64_t)d_out * 2));
@@ -121,14 +135,16 @@ static br_status attend(br_model *m, const br_step *s, int32_t layer, const bi_b
 }
 
 br_status model_block_mla_dense(br_model *m, const br_step *s, int32_t layer, const bi_bf16 *x, bi_bf16 *out) {
-    BR_TRY(store_latent(m, s, layer, x));
-    BR_TRY(make_query(m, s, layer, x));
-    return attend(m, s, layer, x, NULL, out);
+    BR_TRY(project(m, s, layer, x, 0));
+    BR_TRY(store_latent(m, s, layer));
+    BR_TRY(make_query(m, s, layer, 0));
+    return attend(m, s, layer, NULL, out);
 }
 
 br_status model_block_mla_sparse(br_model *m, const br_step *s, int32_t layer, const bi_bf16 *x, bi_bf16 *out) {
-    BR_TRY(store_latent(m, s, layer, x));
-    BR_TRY(make_query(m, s, layer, x));
-    BR_TRY(select_positions(m, s, layer, x));
-    return attend(m, s, layer, x, m->work.select, out);
+    BR_TRY(project(m, s, layer, x, 1));
+    BR_TRY(store_latent(m, s, layer));
+    BR_TRY(make_query(m, s, layer, 1));
+    BR_TRY(select_positions(m, s, layer));
+    return attend(m, s, layer, m->work.select, out);
 }

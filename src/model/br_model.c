@@ -108,20 +108,31 @@ br_status br_model_score(br_model *m, int32_t n_row, const bi_bf16 *x, const int
     return m->backend.op->score(m->backend.ctx, &args);
 }
 
-static br_status linear(br_model *m, const br_step *s, const model_map *map, const bi_bf16 *x, void *y, int32_t y_f32, bi_fault fault) {
-    bi_linear_args args = {
+static void group_add(model_group *group, br_model *m, const br_step *s, const model_map *map, const bi_bf16 *x, void *y, int32_t y_f32,
+                      bi_fault fault) {
+    BR_ASSERT(group->n < BI_LINEAR_GROUP_MAX);
+    group->map[group->n++] = (bi_linear_args){
         .n_row = s->batch->n_row, .n_head = 1, .x = x, .x_ld = map->w.n_in, .w = map->w,
         .lora = {.slot = map->lora, .n_slot = m->n_slot, .row_slot = s->row_slot}, .y = y, .y_ld = map->w.n_out, .y_f32 = y_f32, .fault = fault,
     };
-    return m->backend.op->linear(m->backend.ctx, &args);
+}
+
+void model_group_add(model_group *group, br_model *m, const br_step *s, const model_map *map, const bi_bf16 *x, bi_bf16 *y, bi_fault fault) {
+    group_add(group, m, s, map, x, y, 0, fault);
+}
+
+void model_group_add_f32(model_group *group, br_model *m, const br_step *s, const model_map *map, const bi_bf16 *x, float *y, bi_fault fault) {
+    group_add(group, m, s, map, x, y, 1, fault);
+}
+
+br_status model_group_run(model_group *group, br_model *m) {
+    return m->backend.op->linear_group(m->backend.ctx, group->map, group->n);
 }
 
 br_status model_linear(br_model *m, const br_step *s, const model_map *map, const bi_bf16 *x, bi_bf16 *y, bi_fault fault) {
-    return linear(m, s, map, x, y, 0, fault);
-}
-
-br_status model_linear_f32(br_model *m, const br_step *s, const model_map *map, const bi_bf16 *x, float *y, bi_fault fault) {
-    return linear(m, s, map, x, y, 1, fault);
+    model_group one = {.n = 0};
+    model_group_add(&one, m, s, map, x, y, fault);
+    return m->backend.op->linear(m->backend.ctx, one.map);
 }
 
 br_status model_rmsnorm(br_model *m, const br_step *s, const bi_bf16 *x, const float *w, bi_bf16 *y, bi_fault fault) {

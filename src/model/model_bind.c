@@ -358,6 +358,7 @@ static void bind_work(binder *b) {
     for (size_t i = 0; i < sizeof wide / sizeof wide[0]; i++)
         *wide[i] = MEMORY(b, bi_bf16, n * width);
     w->low = MEMORY(b, bi_bf16, n * (size_t)c->kda_d_gate_low);
+    w->gate_low = MEMORY(b, bi_bf16, n * (size_t)c->kda_d_gate_low);
     w->b = MEMORY(b, bi_bf16, n * (size_t)c->kda_n_head);
     w->beta = MEMORY(b, float, n * (size_t)c->kda_n_head);
     w->decay = MEMORY(b, float, n * width);

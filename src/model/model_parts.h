@@ -59,7 +59,7 @@ typedef struct model_work {
     bi_bf16 *bank_room[BR_BANK_MAX]; /* (R, d_model), one for each row that a forward puts into the bank */
     bi_bf16 *p, *x, *normed, *branch; /* (R, d_model): running sum, mixed row, its norm, output of a block */
     /* KDA (R, n_head * d_head) */
-    bi_bf16 *q_in, *k_in, *v_in, *q, *k, *v, *low, *f, *b, *gate, *mixed;
+    bi_bf16 *q_in, *k_in, *v_in, *q, *k, *v, *low, *gate_low, *f, *b, *gate, *mixed;
     float *decay, *beta, *o;
     /* MLA */
     bi_bf16 *cq, *query, *latent, *absorbed, *z;
@@ -122,9 +122,17 @@ static inline void model_show(const br_step *s, br_stage stage, int32_t layer, c
     s->trace->rows(s->trace->context, stage, layer, &piece, 1);
 }
 
+/* Maps of one input, or of several, computed together; their stages ascend. */
+typedef struct model_group {
+    bi_linear_args map[BI_LINEAR_GROUP_MAX];
+    int32_t n;
+} model_group;
+void model_group_add(model_group *group, br_model *m, const br_step *s, const model_map *map, const bi_bf16 *x, bi_bf16 *y, bi_fault fault);
+void model_group_add_f32(model_group *group, br_model *m, const br_step *s, const model_map *map, const bi_bf16 *x, float *y, bi_fault fault);
+br_status model_group_run(model_group *group, br_model *m);
+
 /* y (n_row, n_out) = map(x (n_row, n_in)), dense rows. */
 br_status model_linear(br_model *m, const br_step *s, const model_map *map, const bi_bf16 *x, bi_bf16 *y, bi_fault fault);
-br_status model_linear_f32(br_model *m, const br_step *s, const model_map *map, const bi_bf16 *x, float *y, bi_fault fault);
 br_status model_rmsnorm(br_model *m, const br_step *s, const bi_bf16 *x, const float *w, bi_bf16 *y, bi_fault fault);
 
 #endif
