@@ -421,7 +421,7 @@ br_status model_bind(br_model *model, const br_model_options *options) {
     binder b = {.model = model, .weights = options->weights, .adapters = options->adapters, .arena = &structs, .memory = &memory};
     bind_all(&b);
     BR_TRY(check_room(model->device, memory.used));
-    BR_TRY(pack_jobs_open(&b.jobs));
+    BR_TRY_GOTO(pack_jobs_open(&b.jobs), exit);
     BR_TRY_GOTO(br_mem_alloc((void **)&model->arena.base, structs.used, "the model's tables"), exit);
     BR_TRY_GOTO(br_device_alloc(model->device, memory.used, "packed weights and work buffers", &block), exit);
     model->arena.size = structs.used;
