@@ -4,7 +4,8 @@
  *   attn_lists   a row's selected positions class by class (N-ATT-2); not launched where every visible position is read
  *   attn_score   scores, weights R(e), f, m and l: bi_attn_score_wide.cuh, by (row, classes, heads), where a step fills the GPU with
  *                that; else bi_attn_score.cuh, by (row, class, fewer heads)
- *   attn_value   bi_attn_value.cuh: values and the merge, by (row, columns, heads), all classes in order
+ *   attn_value   values and the merge, all classes in order: bi_attn_value_wide.cuh, by (row, half of the columns, heads), where a step
+ *                fills the GPU with that; else bi_attn_value.cuh, by (row, fewer columns, fewer heads)
  * Weights pass through scratch, 128 bytes a head and block of 64 entries; accumulators never leave the registers. A step's rows run in
  * launches of as many rows as fit into scratch.
  * latent_store: 16 bytes a thread. attn_gate: four elements a thread. attn_lists: a block of 512 threads a row, a stable partition by
@@ -13,10 +14,13 @@
 #include "bi_attn_score.cuh"
 #include "bi_attn_score_wide.cuh"
 #include "bi_attn_value.cuh"
+#include "bi_attn_value_wide.cuh"
 
 enum {
     LIST_THREADS = 512,
     LIST_WARPS = LIST_THREADS / 32,
+    LIST_EACH = 4, /* entries a thread holds at once */
+    LIST_AT_ONCE = LIST_THREADS * LIST_EACH,
     ROW_THREADS = 256,
     N_CARVED = 5 /* arrays of a launch, each on 256 bytes */
 };
@@ -107,7 +111,8 @@ br_status bi_cuda_attn_gate(bi_ctx *ctx, const bi_attn_gate_args *a) {
     return bi_cuda_launched(ctx, BI_K_attn_gate, "attn_gate");
 }
 
-/* Votes of a warp: how many of its lanes before this one, and in all, hold each class; c is this lane's, 8 for none. */
+/* Votes of a warp over 32 entries: how many of its lanes before this one hold the same class, and in lane c how many hold class c. c: this
+ * lane's, 8 for none. */
 static __device__ __forceinline__ int list_rank(int c, int lane, int32_t *count) {
     int rank = 0, of_class = 0;
     for (int i = 0; i < BI_ATT_CLASSES; i++) {
@@ -115,56 +120,82 @@ static __device__ __forceinline__ int list_rank(int c, int lane, int32_t *count)
         rank = c == i ? __popc(vote & ((1u << lane) - 1)) : rank;
         of_class = lane == i ? __popc(vote) : of_class;
     }
-    if (lane < BI_ATT_CLASSES)
-        *count = of_class;
+    *count = of_class;
     return rank;
 }
 
-static __device__ __forceinline__ int list_class(const int32_t *select, int32_t n, int32_t i) {
-    return i < n ? select[i] / BI_ATT_BLOCK % BI_ATT_CLASSES : BI_ATT_CLASSES;
-}
+/* What a warp holds of a row's list: entries first + 32i + lane of it, and lane c's totals of class c. */
+struct list_part {
+    int32_t position[LIST_EACH], c[LIST_EACH], rank[LIST_EACH], before[LIST_EACH], total;
 
-/* A row's selected positions, as ids of latent rows, class by class and rising in each; and how many each class has. */
+    __device__ __forceinline__ void load(const int32_t *select, int32_t n, int32_t first, int lane) {
+#pragma unroll
+        for (int i = 0; i < LIST_EACH; i++) {
+            const int32_t at = first + 32 * i + lane;
+            position[i] = at < n ? select[at] : -1;
+        }
+        total = 0;
+#pragma unroll
+        for (int i = 0; i < LIST_EACH; i++) {
+            int32_t count;
+            c[i] = position[i] < 0 ? BI_ATT_CLASSES : position[i] / BI_ATT_BLOCK % BI_ATT_CLASSES;
+            rank[i] = list_rank(c[i], lane, &count);
+            before[i] = total;
+            total += count;
+        }
+    }
+};
+
+/* A row's selected positions, as ids of latent rows, class by class and rising in each; and how many each class has. A warp takes 32 *
+ * LIST_EACH entries at a time, a block LIST_AT_ONCE. */
 static __global__ void __launch_bounds__(LIST_THREADS) attn_lists(const attn_rows r, const int32_t *select, const int32_t *n_select,
                                                                   const int32_t select_ld, int32_t *list, int32_t *count) {
     __shared__ int32_t warp_count[LIST_WARPS][BI_ATT_CLASSES], start[BI_ATT_CLASSES];
     const int32_t t = (int32_t)blockIdx.x, row = r.row0 + t, tid = (int32_t)threadIdx.x, lane = tid % 32, warp = tid / 32;
+    attn_let_next();
     if (r.row_seg[row] < 0)
         return;
     const int32_t seq = r.seg[r.row_seg[row]].seq, n = n_select[row];
     const int32_t *own = select + (int64_t)row * select_ld;
+    list_part part;
     int32_t total = 0;
-    for (int32_t first = 0; first < n; first += LIST_THREADS) {
-        int32_t of_class = 0;
-        list_rank(list_class(own, n, first + tid), lane, &of_class);
-        total += of_class;
+    for (int32_t first = (n - 1) / LIST_AT_ONCE * LIST_AT_ONCE; first >= 0; first -= LIST_AT_ONCE) { /* the first part comes last and stays */
+        part.load(own, n, first + warp * 32 * LIST_EACH, lane);
+        total += part.total;
     }
     if (lane < BI_ATT_CLASSES)
         warp_count[warp][lane] = total;
     __syncthreads();
-    if (tid < BI_ATT_CLASSES) {
-        int32_t sum = 0, before = 0;
-        for (int i = 0; i < LIST_WARPS * (tid + 1); i++) {
-            const int32_t x = warp_count[i % LIST_WARPS][i / LIST_WARPS];
-            sum += i / LIST_WARPS == tid ? x : 0;
-            before += i / LIST_WARPS == tid ? 0 : x;
+    if (warp == 0) {
+        int32_t sum = 0, through;
+        for (int w = 0; w < LIST_WARPS && lane < BI_ATT_CLASSES; w++)
+            sum += warp_count[w][lane];
+        through = sum;
+        for (int h = 1; h < BI_ATT_CLASSES; h <<= 1) {
+            const int32_t other = __shfl_up_sync(0xffffffffu, through, (unsigned)h);
+            through += lane >= h ? other : 0;
         }
-        start[tid] = before;
-        count[t * BI_ATT_CLASSES + tid] = sum;
+        if (lane < BI_ATT_CLASSES) {
+            start[lane] = through - sum;
+            count[t * BI_ATT_CLASSES + lane] = sum;
+        }
     }
-    for (int32_t first = 0; first < n; first += LIST_THREADS) {
-        const int32_t c = list_class(own, n, first + tid);
-        int32_t of_class = 0, rank = list_rank(c, lane, &of_class);
+    for (int32_t first = 0; first < n; first += LIST_AT_ONCE) {
+        if (first)
+            part.load(own, n, first + warp * 32 * LIST_EACH, lane);
         __syncthreads();
         if (lane < BI_ATT_CLASSES)
-            warp_count[warp][lane] = of_class;
+            warp_count[warp][lane] = part.total;
         __syncthreads();
-        if (c < BI_ATT_CLASSES) {
-            const int32_t position = own[first + tid];
-            rank += start[c];
-            for (int w = 0; w < warp; w++)
-                rank += warp_count[w][c];
-            list[(int64_t)t * r.list_ld + rank] = attn_block_at(r.cache, seq, position / BR_PAGE_TOK) * BR_PAGE_TOK + position % BR_PAGE_TOK;
+        int32_t base = lane < BI_ATT_CLASSES ? start[lane] : 0;
+        for (int w = 0; w < warp && lane < BI_ATT_CLASSES; w++)
+            base += warp_count[w][lane];
+#pragma unroll
+        for (int i = 0; i < LIST_EACH; i++) {
+            const int32_t from = __shfl_sync(0xffffffffu, base + part.before[i], part.c[i] % 32);
+            if (part.position[i] >= 0)
+                list[(int64_t)t * r.list_ld + from + part.rank[i]] =
+                    attn_block_at(r.cache, seq, part.position[i] / BR_PAGE_TOK) * BR_PAGE_TOK + part.position[i] % BR_PAGE_TOK;
         }
         __syncthreads();
         if (tid < BI_ATT_CLASSES)
@@ -215,21 +246,52 @@ template <int NJ> static br_status launch_score(bi_ctx *ctx, const attn_rows *r,
     return bi_cuda_launched(ctx, BI_K_attn_score, "attn");
 }
 
+/* Launches a wide kernel; early: it waits itself for what the kernel before it writes. */
+template <typename... A>
+static void launch_wide(bi_ctx *ctx, void (*kernel)(A...), int64_t n_cta, size_t bytes, int early, A... args) {
+    cudaLaunchAttribute attribute = {};
+    cudaLaunchConfig_t config = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = dim3((unsigned)n_cta);
+    config.blockDim = dim3(WIDE_THREADS);
+    config.dynamicSmemBytes = bytes;
+    config.stream = ctx->stream;
+    config.attrs = &attribute;
+    config.numAttrs = early ? 1 : 0;
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_MAX);
+    (void)cudaLaunchKernelEx(&config, kernel, args...); /* the caller asks for the last error */
+}
+
+/* Does a launch of n_cta blocks, one an SM, leave little of the GPU idle? */
+static int fills(const bi_ctx *ctx, int64_t n_cta) {
+    return n_cta * 10 >= (int64_t)ctx->n_sm * 9;
+}
+
 /* How many classes a block of attn_score_wide takes; 0: it leaves too much of the GPU idle, or its queries do not fit. */
-static int32_t wide_span(const bi_ctx *ctx, const attn_rows *r, const attn_query *q, int32_t heads, int32_t n_row) {
-    const int64_t n = (int64_t)n_row * (r->n_head_pad / heads);
+template <int N8> static int32_t wide_span(const bi_ctx *ctx, const attn_rows *r, const attn_query *q, int32_t n_row) {
+    const int64_t n = (int64_t)n_row * (r->n_head_pad / (8 * N8));
     int32_t span = BI_ATT_CLASSES;
-    while (span > 2 && n * (BI_ATT_CLASSES / span) * 10 < (int64_t)ctx->n_sm * 9)
+    while (span > 2 && !fills(ctx, n * (BI_ATT_CLASSES / span)))
         span /= 2;
-    const int fills = n * (BI_ATT_CLASSES / span) * 10 >= (int64_t)ctx->n_sm * 9;
-    return fills && r->n_head_pad % heads == 0 && attn_score_wide_shared(heads, q->n_chunk) <= (size_t)SHARED_MAX ? span : 0;
+    return fills(ctx, n * (BI_ATT_CLASSES / span)) && r->n_head_pad % (8 * N8) == 0 && q->n_chunk <= SWIDE_CHUNKS_MAX &&
+                   score_wide_shared<N8>::bytes(q->n_chunk) <= (size_t)SHARED_MAX
+               ? span
+               : 0;
 }
 
 template <int N8> static br_status launch_score_wide(bi_ctx *ctx, const attn_rows *r, const attn_query *q, int32_t n_row, int32_t span) {
     const int64_t n_cta = (int64_t)n_row * (BI_ATT_CLASSES / span) * (r->n_head_pad / (8 * N8));
-    cudaFuncSetAttribute(attn_score_wide<N8>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_MAX);
-    attn_score_wide<N8><<<(unsigned)n_cta, 2 * WIDE_GROUP, attn_score_wide_shared(8 * N8, q->n_chunk), ctx->stream>>>(*r, *q, span);
+    launch_wide(ctx, attn_score_wide<N8>, n_cta, score_wide_shared<N8>::bytes(q->n_chunk), r->list != NULL, *r, *q, span);
     return bi_cuda_launched(ctx, BI_K_attn_score, "attn");
+}
+
+template <int N8> static br_status launch_value_wide(bi_ctx *ctx, const attn_rows *r, bi_bf16 *z, int32_t n_row) {
+    const int32_t n_column = (int32_t)bi_ceil_div(r->d_kv_latent, VWIDE_COLUMNS);
+    const int64_t n_cta = (int64_t)n_row * n_column * (r->n_head_pad / (8 * N8));
+    static_assert(value_wide_shared<N8>::BYTES <= 227 << 10, "the ring fits");
+    launch_wide(ctx, attn_value_wide<N8>, n_cta, (size_t)value_wide_shared<N8>::BYTES, 1, *r, z, n_column);
+    return bi_cuda_launched(ctx, BI_K_attn_value, "attn");
 }
 
 template <int MT> static br_status launch_value(bi_ctx *ctx, const attn_rows *r, bi_bf16 *z, int32_t n_row) {
@@ -241,26 +303,34 @@ template <int MT> static br_status launch_value(bi_ctx *ctx, const attn_rows *r,
     return bi_cuda_launched(ctx, BI_K_attn_value, "attn");
 }
 
+static br_status score_rows(bi_ctx *ctx, const attn_rows *r, const attn_query *q, int32_t n_row) {
+    const int by96 = r->n_head_pad % 96 == 0;
+    const int32_t span = by96 ? wide_span<12>(ctx, r, q, n_row) : wide_span<4>(ctx, r, q, n_row);
+    if (span)
+        return by96 ? launch_score_wide<12>(ctx, r, q, n_row, span) : launch_score_wide<4>(ctx, r, q, n_row, span);
+    if (by96 && n_row * BI_ATT_CLASSES >= ctx->n_sm && attn_score_shared(96, q->n_chunk) <= (size_t)SHARED_MAX)
+        return launch_score<3>(ctx, r, q, n_row);
+    return launch_score<1>(ctx, r, q, n_row);
+}
+
+static br_status value_rows(bi_ctx *ctx, const attn_rows *r, bi_bf16 *z, int32_t n_row) {
+    const int by96 = r->n_head_pad % 96 == 0;
+    const int64_t n = (int64_t)n_row * (r->n_head_pad / (by96 ? 96 : 32));
+    if (fills(ctx, n * bi_ceil_div(r->d_kv_latent, VWIDE_COLUMNS)))
+        return by96 ? launch_value_wide<12>(ctx, r, z, n_row) : launch_value_wide<4>(ctx, r, z, n_row);
+    if (by96 && n * bi_ceil_div(r->d_kv_latent, VALUE_COLUMNS) >= ctx->n_sm)
+        return launch_value<3>(ctx, r, z, n_row);
+    return launch_value<1>(ctx, r, z, n_row);
+}
+
 /* Rows r->row0 .. + n_row - 1. Groups of 96 heads where that leaves no SM idle, else of 32. */
 static br_status attend(bi_ctx *ctx, const bi_attn_args *a, const attn_rows *r, const attn_query *q, int32_t *list, int32_t *count, int32_t n_row) {
-    const int32_t span96 = wide_span(ctx, r, q, 96, n_row), span32 = span96 ? 0 : wide_span(ctx, r, q, 32, n_row);
-    const int by96 = r->n_head_pad % 96 == 0;
-    const int64_t n_column = bi_ceil_div(a->d_kv_latent, VALUE_COLUMNS);
     if (a->select) {
         attn_lists<<<(unsigned)n_row, LIST_THREADS, 0, ctx->stream>>>(*r, a->select, a->n_select, a->select_ld, list, count);
         BR_TRY(bi_cuda_launched(ctx, BI_K_attn_lists, "attn"));
     }
-    if (span96)
-        BR_TRY(launch_score_wide<12>(ctx, r, q, n_row, span96));
-    else if (span32 && !by96)
-        BR_TRY(launch_score_wide<4>(ctx, r, q, n_row, span32));
-    else if (by96 && n_row * BI_ATT_CLASSES >= ctx->n_sm && attn_score_shared(96, q->n_chunk) <= (size_t)SHARED_MAX)
-        BR_TRY(launch_score<3>(ctx, r, q, n_row));
-    else
-        BR_TRY(launch_score<1>(ctx, r, q, n_row));
-    if (by96 && n_row * (r->n_head_pad / 96) * n_column >= ctx->n_sm)
-        return launch_value<3>(ctx, r, a->z, n_row);
-    return launch_value<1>(ctx, r, a->z, n_row);
+    BR_TRY(score_rows(ctx, r, q, n_row));
+    return value_rows(ctx, r, a->z, n_row);
 }
 
 static attn_query query_of(const bi_attn_args *a) {
@@ -282,7 +352,8 @@ br_status bi_cuda_attn(bi_ctx *ctx, const bi_attn_args *a) {
     const int64_t visible = (int64_t)a->batch->pos_max + 1;
     const attn_room room = room_for(a->n_head, a->select && a->select_ld < visible ? a->select_ld : visible, a->select != NULL);
     const size_t left = bi_cuda_attn_scratch(&ctx->limits) - 256 * N_CARVED;
-    const int64_t fit = (int64_t)(left / room.row_bytes), n_fit = fit < a->batch->n_row ? fit : a->batch->n_row;
+    const int64_t most = (int64_t)(left / room.row_bytes), fit = most > ctx->n_sm ? most - most % ctx->n_sm : most; /* a row a block: whole waves */
+    const int64_t n_fit = fit < a->batch->n_row ? fit : a->batch->n_row;
     const attn_query q = query_of(a);
     bi_carver carver = bi_cuda_scratch(ctx);
     if (!a->batch->n_row)

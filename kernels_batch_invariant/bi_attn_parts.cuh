@@ -28,7 +28,7 @@ typedef struct attn_rows {
     const int32_t *list;                  /* (n_row, list_ld) ids of latent rows by class; NULL: every visible position */
     const int32_t *count;                 /* (n_row, 8) */
     int32_t list_ld;
-    unsigned char *weight;                /* (n_row, n_block_max, n_head_pad, 64) R(e) in bf16, units swizzled by head & 7 */
+    unsigned char *weight;                /* (n_row, n_block_max, n_head_pad, 64) R(e) in bf16 by place, units swizzled by head & 7 */
     float *scale;                         /* (n_row, n_block_max, n_head_pad) f; 0 for a first block, which does not use it */
     float2 *stat;                         /* (n_row, 8, n_head_pad) m and l of a class */
 } attn_rows;
@@ -71,8 +71,24 @@ static __device__ __forceinline__ int32_t attn_entry(const attn_rows &r, int32_t
     return attn_block_at(r.cache, seq, i / BI_ATT_BLOCK * BI_ATT_CLASSES + c) * BR_PAGE_TOK + i % BI_ATT_BLOCK;
 }
 
+/* Which entry of a block of 64 has place p among the weights of a head, and in the second pass among the latent rows. A step of 16 entries
+ * is summed exactly, so inside it they may lie in any order: eight even ones first, then the odd ones, is what the first pass has at hand. */
+static __device__ __forceinline__ int attn_entry_of_place(int p) {
+    return (p & 48) + (p & 7) * 2 + (p >> 3 & 1);
+}
+
 static __device__ __forceinline__ uint32_t attn_shared(const void *p) {
     return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+/* A kernel launched `early` begins while the one before it ends: here it waits until that one, and all it wrote, is there. */
+static __device__ __forceinline__ void attn_wait_before(void) {
+    asm volatile("griddepcontrol.wait;\n" ::: "memory");
+}
+
+/* From here on the kernel after this one may begin, where an SM has room. */
+static __device__ __forceinline__ void attn_let_next(void) {
+    asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
 }
 
 static __device__ __forceinline__ void attn_copy16(void *to, const void *from, int wanted) {

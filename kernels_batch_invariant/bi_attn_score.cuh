@@ -53,20 +53,23 @@ static __device__ __forceinline__ bi_bf16 score_query_at(const attn_rows &r, con
     return k < r.d_rope ? a.q_r[row * a.q_r_ld + head * a.q_r_head_ld + k] : (bi_bf16)0;
 }
 
-/* The queries of heads head0 .. to shared memory, chunk by chunk; heads past the last are zeros. */
-template <int HEADS>
+/* The queries of heads head0 .. to shared memory by the first ATTN_THREADS threads, chunk by chunk; heads past the last are zeros. ASYNC: on
+ * their way, where they lie on 16 bytes. */
+template <int HEADS, int ASYNC>
 static __device__ __forceinline__ void score_load_query(const attn_rows &r, const attn_query &a, int64_t row, int32_t head0, unsigned char *q) {
     for (int32_t i = (int32_t)threadIdx.x; i < a.n_chunk * HEADS * 8; i += ATTN_THREADS) {
         const int32_t unit = i % 8, h = i / 8 % HEADS, chunk = i / 8 / HEADS, head = head0 + h, k = (chunk * 8 + unit) * ATTN_UNIT;
         bi_bf16 x[ATTN_UNIT] = {0, 0, 0, 0, 0, 0, 0, 0};
         uint4 *to = (uint4 *)(q + (size_t)chunk * HEADS * 128 + attn_swizzle(h, unit, 128));
         if (a.wide) {
-            uint4 value = make_uint4(0, 0, 0, 0);
-            if (head < r.n_head && k < r.d_kv_latent)
-                value = *(const uint4 *)(a.q + (row * r.n_head + head) * r.d_kv_latent + k);
-            else if (head < r.n_head && k < r.d_kv_latent + r.d_rope)
-                value = *(const uint4 *)(a.q_r + row * a.q_r_ld + head * a.q_r_head_ld + (k - r.d_kv_latent));
-            *to = value;
+            const bi_bf16 *from = a.q + (row * r.n_head + head) * r.d_kv_latent + k;
+            const int wanted = head < r.n_head && k < r.d_kv_latent + r.d_rope;
+            if (k >= r.d_kv_latent)
+                from = a.q_r + row * a.q_r_ld + head * a.q_r_head_ld + (k - r.d_kv_latent);
+            if (ASYNC)
+                attn_copy16(to, wanted ? from : a.q, wanted);
+            else
+                *to = wanted ? *(const uint4 *)from : make_uint4(0, 0, 0, 0);
             continue;
         }
         for (int e = 0; e < ATTN_UNIT && head < r.n_head; e++)
@@ -192,10 +195,9 @@ static __device__ __forceinline__ void score_weigh(float acc[2][NJ][4], float m[
                 e[i] = entry < n ? x : 0.0f;
             }
 #pragma unroll
-            for (int tile = 0; tile < 2; tile++) {
-                const int entry = tile * 32 + row * 4 + wm * 2;
-                *(uint32_t *)(sh.weight + attn_swizzle(head, entry >> 3, ATTN_P_BYTES) + (entry & 7) * 2) =
-                    bi_round(e[2 * tile]) | (uint32_t)bi_round(e[2 * tile + 1]) << 16;
+            for (int i = 0; i < 4; i++) {
+                const int entry = (i >> 1) * 32 + row * 4 + wm * 2; /* the even one of two */
+                *(bi_bf16 *)(sh.weight + attn_swizzle(head, (entry >> 4) * 2 + (i & 1), ATTN_P_BYTES) + (entry & 14)) = bi_round(e[i]);
             }
 #pragma unroll
             for (int eight = 0; eight < 2; eight++) {
@@ -242,7 +244,7 @@ static __global__ void __launch_bounds__(ATTN_THREADS, 1) attn_score(const attn_
     feed.fetch(r, t, seg.seq, k, c, 0);
     for (int s = 0; s < SCORE_STAGES - 1; s++)
         feed.step(r, t, seg.seq, k, c, a.n_chunk, sh.stage + s * SCORE_STAGE_BYTES);
-    score_load_query<HEADS>(r, a, row, group * HEADS, sh.q);
+    score_load_query<HEADS, 0>(r, a, row, group * HEADS, sh.q);
     float acc[2][NJ][4], m[NJ][2];
     float2 stat = make_float2(0.0f, 0.0f);
     int bad = 0;

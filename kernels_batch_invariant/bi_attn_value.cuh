@@ -65,7 +65,7 @@ struct value_feed {
     __device__ __forceinline__ void fetch(const attn_rows &r, int32_t t, int32_t seq, const attn_class *classes) {
         ahead.settle(classes);
         for (int i = 0; i < 4 && !ahead.done(); i++)
-            next[i] = attn_entry(r, t, seq, classes[ahead.c], ahead.c, ahead.b * BI_ATT_BLOCK + (int)threadIdx.x / 16 + 16 * i);
+            next[i] = attn_entry(r, t, seq, classes[ahead.c], ahead.c, ahead.b * BI_ATT_BLOCK + attn_entry_of_place((int)threadIdx.x / 16 + 16 * i));
     }
     /* Always one group. */
     __device__ __forceinline__ void step(const attn_rows &r, int32_t t, int32_t seq, const attn_class *classes, int32_t unit0, int32_t head0,
@@ -86,29 +86,28 @@ struct value_feed {
     }
 };
 
-/* What N-ATT-4 multiplies by: w of each class and 1 / L, by the thread of a head. */
-template <int MT>
-static __device__ __forceinline__ void value_merge_weights(const attn_rows &r, int32_t t, int32_t head0, const value_shared<MT> &sh) {
-    enum { HEADS = 32 * MT };
+/* What N-ATT-4 multiplies by: w of each class and 1 / L, by the thread of a head. merge (8, heads), inverse (heads). */
+static __device__ __forceinline__ void value_merge_weights(const attn_rows &r, int32_t t, int32_t head0, int heads, const attn_class *classes,
+                                                           float *merge, float *inverse) {
     const int h = (int)threadIdx.x;
     const float2 *stat = r.stat + (int64_t)t * BI_ATT_CLASSES * r.n_head_pad + head0 + h;
     float top = 0.0f, sum = 0.0f;
     int n_class = 0;
     for (int c = 0; c < BI_ATT_CLASSES; c++) {
-        if (!sh.classes[c].n)
+        if (!classes[c].n)
             continue;
         const float m = stat[(int64_t)c * r.n_head_pad].x;
         top = n_class++ == 0 || m > top ? m : top;
     }
     for (int c = 0; c < BI_ATT_CLASSES; c++) {
-        if (!sh.classes[c].n)
+        if (!classes[c].n)
             continue;
         const float2 own = stat[(int64_t)c * r.n_head_pad];
         const float w = bi_exp(BI_SUB(own.x, top));
-        sh.merge[c * HEADS + h] = w;
+        merge[c * heads + h] = w;
         sum = BI_FMA(own.y, w, sum);
     }
-    sh.inverse[h] = BI_DIV(1.0f, sum);
+    inverse[h] = BI_DIV(1.0f, sum);
 }
 
 /* acc continues through one block of n entries. */
@@ -182,7 +181,7 @@ static __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_value(const attn_
     for (int s = 0; s < VALUE_STAGES - 1; s++)
         feed.step(r, t, seg.seq, sh.classes, col0 / ATTN_UNIT, head0, sh.stage + s * sh.STAGE_BYTES);
     if (tid < HEADS)
-        value_merge_weights<MT>(r, t, head0, sh);
+        value_merge_weights(r, t, head0, HEADS, sh.classes, sh.merge, sh.inverse);
     float acc[MT][4][4], *out = sh.out + tid;
 #pragma unroll
     for (int i = 0; i < MT * 16; i++)

@@ -1,8 +1,8 @@
 /* bi_experts, bi_combine, CUDA.      Contract: N-MOE, N-ACT, N-LORA, N-CHAIN, N-FP4
  *
  * Plan: one block of 1,024 sorts the pairs by expert, stable, and cuts them into tiles (bi_experts_parts.cuh). Then one launch a
- * product: gate and up with the activation, down; before each, where adapters act, T of its maps. The order inside an output is in
- * bi_experts_product.cuh; the plan moves no bit.
+ * product and kind of tiles: gate and up with the activation, down; before each, where adapters act, T of its maps. The order inside
+ * an output is in bi_experts_product.cuh and bi_experts_few.cuh; the plan moves no bit.
  * Combine: a thread eight elements of a row, the fma chain over its experts in their order (N-MOE-2). */
 #include "bi_experts_act.cuh"
 
@@ -60,13 +60,14 @@ template <typename F> static __device__ __forceinline__ void each_pair(const pla
     }
 }
 
-/* Tiles and pairs before an expert's. */
+/* What lies before an expert: pairs, tiles of few places above bit 24, tiles of many above bit 44. */
 enum { PLAN_FEW_SHIFT = 24, PLAN_MANY_SHIFT = 44 };
 
 /* The tiles of expert e: `before` counts what lies before them. */
 static __device__ void put_tiles(const plan_args &a, int32_t e, int32_t n, int32_t n_tile, int32_t step, uint64_t before) {
     const int32_t begin = (int32_t)(before & ((1 << PLAN_FEW_SHIFT) - 1));
-    const int32_t few = (int32_t)(before >> PLAN_FEW_SHIFT) & ((1 << (PLAN_MANY_SHIFT - PLAN_FEW_SHIFT)) - 1), many = (int32_t)(before >> PLAN_MANY_SHIFT);
+    const int32_t few = (int32_t)(before >> PLAN_FEW_SHIFT) & ((1 << (PLAN_MANY_SHIFT - PLAN_FEW_SHIFT)) - 1);
+    const int32_t many = (int32_t)(before >> PLAN_MANY_SHIFT);
     for (int32_t i = 0; i < n_tile; i++) {
         const experts_tile tile = {e, begin + i * step, n - i * step < step ? n - i * step : step, 0};
         *(n <= a.few_max ? experts_few_tile(a.plan, few) : a.plan.tile + many + i) = tile;
@@ -98,19 +99,29 @@ static __device__ void plan_tiles(const plan_args &a, int32_t *count, int32_t *f
     }
 }
 
-/* Which adapters the rows of each tile have: a warp a tile. */
+static __device__ uint32_t slot_bit(const plan_args &a, int32_t place) {
+    const int32_t slot = a.plan.slot[place];
+    return slot >= 0 ? 1u << slot : 0u;
+}
+
+/* Which adapters the rows of each tile have: a warp a tile of many places, a thread a tile of few. */
 static __device__ void plan_slots(const plan_args &a) {
-    const int32_t lane = (int32_t)threadIdx.x % 32, n_many = a.plan.n_tile[0], n_tile = n_many + a.plan.n_tile[1];
-    for (int32_t i = (int32_t)threadIdx.x / 32; i < n_tile; i += PLAN_THREADS / 32) {
-        experts_tile *tile = i < n_many ? a.plan.tile + i : experts_few_tile(a.plan, i - n_many);
+    const int32_t lane = (int32_t)threadIdx.x % 32, n_many = a.plan.n_tile[0], n_few = a.plan.n_tile[1];
+    for (int32_t i = (int32_t)threadIdx.x / 32; i < n_many; i += PLAN_THREADS / 32) {
+        experts_tile *tile = a.plan.tile + i;
         uint32_t slots = 0;
-        for (int32_t place = lane; place < tile->n; place += 32) {
-            const int32_t slot = a.plan.slot[tile->begin + place];
-            slots |= slot >= 0 ? 1u << slot : 0u;
-        }
+        for (int32_t place = lane; place < tile->n; place += 32)
+            slots |= slot_bit(a, tile->begin + place);
         slots = __reduce_or_sync(0xffffffffu, slots);
         if (lane == 0)
             tile->slots = slots;
+    }
+    for (int32_t i = (int32_t)threadIdx.x; i < n_few; i += PLAN_THREADS) {
+        const experts_tile tile = *experts_few_tile(a.plan, i);
+        uint32_t slots = 0;
+        for (int32_t place = 0; place < tile.n; place++)
+            slots |= slot_bit(a, tile.begin + place);
+        experts_few_tile(a.plan, i)->slots = slots;
     }
 }
 
@@ -144,11 +155,13 @@ static __global__ void __launch_bounds__(PLAN_THREADS) plan_kernel(const __grid_
         __syncwarp();
     });
     __syncthreads();
-    plan_slots(a);
+    if (a.n_slot > 0)
+        plan_slots(a);
 }
 
 static br_status launch_plan(bi_ctx *ctx, const bi_experts_args *a, const experts_plan *plan, int32_t few_max) {
-    const int32_t fit = PLAN_SHARED_MAX / (int32_t)sizeof(int32_t) / a->n_expert - 1, most = PLAN_THREADS / 32;
+    const int32_t fit = PLAN_SHARED_MAX / (int32_t)sizeof(int32_t) / a->n_expert - 1;
+    const int32_t use = (a->n_row * a->topk + 31) / 32, most = use < PLAN_THREADS / 32 ? use : PLAN_THREADS / 32;
     const plan_args args = {*plan,       a->expert,  a->row_slot, a->n_row * a->topk,     a->topk,
                             a->n_expert, a->n_slot, fit < most ? fit : most, few_max};
     const size_t bytes = sizeof(int32_t) * (size_t)a->n_expert * (size_t)(args.n_warp + 1);
@@ -228,6 +241,8 @@ static br_status check_args(const bi_ctx *ctx, const bi_experts_args *a) {
     if (a->n_slot > EXPERTS_SLOT_MAX || a->n_expert > PLAN_SHARED_MAX / (int32_t)sizeof(int32_t) / 2)
         return br_fail(BR_E_LIMIT, "experts: %d adapters, %d experts: expected at most %d, %d", a->n_slot, a->n_expert, EXPERTS_SLOT_MAX,
                        PLAN_SHARED_MAX / (int)sizeof(int32_t) / 2);
+    if ((int64_t)a->n_row * a->topk >= 1 << PLAN_FEW_SHIFT)
+        return br_fail(BR_E_LIMIT, "experts: %d rows of %d experts: expected less than %d pairs", a->n_row, a->topk, 1 << PLAN_FEW_SHIFT);
     BR_TRY(check_lora(ctx, a, a->lora1, "w1", a->d_ff, a->d));
     BR_TRY(check_lora(ctx, a, a->lora3, "w3", a->d_ff, a->d));
     return check_lora(ctx, a, a->lora2, "w2", a->d, a->d_ff);
@@ -339,6 +354,7 @@ br_status bi_cuda_experts(bi_ctx *ctx, const bi_experts_args *a) {
     p.t[0] = s.t[0];
     p.t[1] = s.t[1];
     p.t_ld = rank;
+    p.spread = (experts_spread){8, 66, 33};
     p.act = a->act;
     p.act_plain = act_has_plain(&a->act);
     p.act_inverse[0] = p.act_plain ? 1.0f / a->act.beta : 0.0f;

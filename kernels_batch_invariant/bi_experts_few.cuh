@@ -4,8 +4,8 @@
  * Grid: three blocks of 256 threads an SM, each a run of neighbouring items (tile, slab of 128 or 256 outputs), so that a tile's
  * places change rarely. Shared memory: the rows of the tile's up to eight places over all k. A warp is alone with 16 outputs of two
  * maps, or 32 of one: its codes come from memory straight into the registers of its A fragments, FEW_AHEAD chunks of 64 k
- * ahead, across items; no barrier but where the tile changes. Order of an output: k ascending in blocks of 16 by mma.sync, then
- * the k-blocks of its row's adapter (N-CHAIN). */
+ * ahead, across items; no barrier but where the tile changes. Order of an output: k ascending in blocks of 16 by mma.sync, then the
+ * k-blocks of its row's adapter (N-CHAIN). */
 #ifndef BI_EXPERTS_FEW_CUH
 #define BI_EXPERTS_FEW_CUH
 
@@ -98,7 +98,7 @@ static __device__ __forceinline__ void few_rows(const experts_product &p, const 
 }
 
 /* One chunk: four k-blocks of both parts; rows: of this lane. */
-static __device__ __forceinline__ void few_multiply(const few_chunk &c, uint32_t rows, bool wide, float (&acc)[2][4]) {
+static __device__ __forceinline__ void few_multiply(const experts_spread &by, const few_chunk &c, uint32_t rows, bool wide, float (&acc)[2][4]) {
     fp4_stage s;
 #pragma unroll
     for (int m = 0; m < 2; m++) {
@@ -116,7 +116,7 @@ static __device__ __forceinline__ void few_multiply(const few_chunk &c, uint32_t
 #pragma unroll
             for (int m = 0; m < 2; m++) {
                 uint32_t a[4];
-                fp4_fragment(s, m, pair * 2 + i, wide, a);
+                fp4_fragment(by, s, m, pair * 2 + i, wide, a);
                 bi_cuda_mma16(acc[m], a, b + 2 * i);
             }
     }
@@ -157,10 +157,10 @@ static __device__ __forceinline__ void few_side(const experts_product &p, const 
     }
 }
 
-/* The main loop of item i from the chunks already asked for; asks for the first of item `next` at its end. */
+/* The main loop of item i from the chunks already asked for; at its end it asks for the first of the next item below `end`. */
 template <experts_kind KIND>
-static __device__ __forceinline__ void few_chain(const experts_product &p, int32_t next, const multiplier &me, int32_t n_chunk, uint32_t rows,
-                                                 few_from &from, few_chunk (&ahead)[FEW_AHEAD], float (&acc)[2][4]) {
+static __device__ __forceinline__ void few_chain(const experts_product &p, int32_t i, int32_t end, const multiplier &me, int32_t n_chunk,
+                                                 uint32_t rows, few_from &from, few_chunk (&ahead)[FEW_AHEAD], float (&acc)[2][4]) {
     rows += me.lane * 16;
 #pragma unroll 1
     for (int32_t left = n_chunk; left > 0; left -= FEW_AHEAD) {
@@ -172,15 +172,15 @@ static __device__ __forceinline__ void few_chain(const experts_product &p, int32
                 from.scale[m] += FEW_AHEAD * EXPERTS_FP4_BLOCK;
             }
         } else {
-            few_point<KIND>(p, me, next, n_chunk, from);
+            few_point<KIND>(p, me, i + (i + 1 < end), n_chunk, from);
         }
 #pragma unroll
         for (int j = 0; j < FEW_AHEAD; j++) {
             if (j < left) {
                 if (!__any_sync(0xffffffffu, ((ahead[j].scales[0] | ahead[j].scales[1]) & 0x80808080u) != 0))
-                    few_multiply(ahead[j], rows + (uint32_t)j * FEW_CHUNK_BYTES, false, acc);
+                    few_multiply(p.spread, ahead[j], rows + (uint32_t)j * FEW_CHUNK_BYTES, false, acc);
                 else
-                    few_multiply(ahead[j], rows + (uint32_t)j * FEW_CHUNK_BYTES, true, acc);
+                    few_multiply(p.spread, ahead[j], rows + (uint32_t)j * FEW_CHUNK_BYTES, true, acc);
             }
             few_ask(from, j, ahead[j]);
         }
@@ -196,7 +196,7 @@ static __device__ __forceinline__ void few_finish(const experts_product &p, int3
     for (uint32_t slots = item.tile.slots; slots; slots &= slots - 1)
         few_side<KIND>(p, item, me, __ffs((int)slots) - 1, acc);
     if (KIND != EXPERTS_UP || sub_used<KIND>(p, item, (int)me.group * 2))
-        finish8<KIND>(p, item, me, 0, acc[0], acc[1]);
+        finish8<KIND>(p, item, me, 0, pair_at<KIND>(p, item, me, 0), acc[0], acc[1]);
 }
 
 template <experts_kind KIND>
@@ -217,15 +217,15 @@ static __global__ void __launch_bounds__(FEW_THREADS, FEW_BLOCKS) few_kernel(con
     for (int j = 0; j < FEW_AHEAD; j++)
         few_ask(from, j, ahead[j]);
 #pragma unroll 1
-    for (int32_t tile = -1; i < end; i++) {
-        if (i / p.n_part != tile) {
-            tile = i / p.n_part;
+    for (bool fresh = true; i < end; i++) {
+        if (fresh || i % p.n_part == 0) {
             __syncthreads();
-            few_rows(p, *experts_few_tile(p.plan, tile), rows, n_chunk);
+            few_rows(p, *experts_few_tile(p.plan, i / p.n_part), rows, n_chunk);
             __syncthreads();
+            fresh = false;
         }
         float acc[2][4] = {};
-        few_chain<KIND>(p, i + 1 < end ? i + 1 : i, me, n_chunk, rows, from, ahead, acc);
+        few_chain<KIND>(p, i, end, me, n_chunk, rows, from, ahead, acc);
         few_finish<KIND>(p, i, me, acc);
     }
 }

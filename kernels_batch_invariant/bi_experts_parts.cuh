@@ -42,6 +42,11 @@ typedef struct experts_side {
     int32_t rank;
 } experts_side;
 
+/* Factors that fp4_expand moves codes by: 2^3, 2^6 + 2^1, 2^5 + 2^0. */
+typedef struct experts_spread {
+    uint32_t a1, a2, a3;
+} experts_spread;
+
 typedef enum experts_kind {
     EXPERTS_UP,   /* h = act(gate, up): two maps, 128 outputs an item */
     EXPERTS_DOWN, /* y = R(acc): one map, 256 outputs an item */
@@ -61,6 +66,7 @@ typedef struct experts_product {
     const float *s[2][EXPERTS_SLOT_MAX];    /* EXPERTS_T only */
     bi_bf16 *t[2];                          /* T of a map by place, stride t_ld */
     int64_t t_ld;
+    experts_spread spread;
     bi_act act;
     float act_inverse[2]; /* RN(1 / beta), of both betas */
     bool act_plain;       /* bi_experts_act.cuh serves this act */

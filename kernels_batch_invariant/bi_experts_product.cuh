@@ -3,9 +3,9 @@
  * Grid: one block an SM, each walking items blockIdx.x, + gridDim.x, .. of a list made on the device. Block: two warpgroups that
  * multiply and one that copies (bi_experts_pipe.cuh), 384 threads; shared memory: a ring of stages, about 200 KB.
  * Weights stand on the M side of the tensor core, in registers: MXFP4 codes expanded there, bf16 by ldmatrix. The tile's places
- * stand on the N side in steps of 8: mma.sync up to 32 places, wgmma above; both are N-MMA's block. The order of an output is the
- * stages' order: k ascending in blocks of 16, then the k-blocks of its row's adapter; a block of zeros (another adapter's, or
- * padding) returns the accumulator (N-CHAIN-1). */
+ * stand on the N side in steps of 8: mma.sync up to 32 places, wgmma above, two k-blocks at once, while the other warpgroup makes
+ * its fragments; both are N-MMA's block. The order of an output is the stages' order: k ascending in blocks of 16, then the k-blocks
+ * of its row's adapter; a block of zeros (another adapter's, or padding) returns the accumulator (N-CHAIN-1). */
 #ifndef BI_EXPERTS_PRODUCT_CUH
 #define BI_EXPERTS_PRODUCT_CUH
 
@@ -53,20 +53,22 @@ static __device__ __forceinline__ uint32_t fp4_scale(uint32_t scales, int i) {
 }
 
 /* Eight codes to the four registers of an A fragment, times factors of row g and row g + 8. A code's sign at bit 15 and its other
- * bits at 8..6 are the bf16 of code * 2^-126, subnormal where the code is; the word keeps the codes where one or two shifts put
- * them there (pack_pair). Products are exact: the factor is a power of two and the result is a bf16 (N-FP4). */
-static __device__ __forceinline__ void fp4_expand(uint32_t word, uint32_t factor0, uint32_t factor8, uint32_t (&a)[4]) {
-    const uint32_t all = 0x81c081c0u, sign = 0x80008000u, size = 0x01c001c0u;
+ * bits at 8..6 are the bf16 of code * 2^-126, subnormal where the code is; the word keeps the codes where few steps put them there
+ * (pack_pair). A product moves the sign and the rest at once, no two bits of it meet; its factor is an argument of the kernel, so
+ * that it stays a product, for which another pipe has room. bf16 products are exact: the factor is a power of two and the
+ * result is a bf16 (N-FP4). */
+static __device__ __forceinline__ void fp4_expand(const experts_spread &by, uint32_t word, uint32_t factor0, uint32_t factor8, uint32_t (&a)[4]) {
+    const uint32_t all = 0x81c081c0u;
     a[0] = mul_bf16x2(word & all, factor0);
-    a[1] = mul_bf16x2(word << 3 & all, factor8);
-    a[2] = mul_bf16x2((word << 1 & sign) | (word << 6 & size), factor0);
-    a[3] = mul_bf16x2((word << 2 & sign) | (word >> 3 & size), factor8);
+    a[1] = mul_bf16x2(word * by.a1 & all, factor8);
+    a[2] = mul_bf16x2((word & 0x40074007u) * by.a2 & all, factor0);
+    a[3] = mul_bf16x2((word >> 3 & 0x05c005c0u) * by.a3 & all, factor8);
 }
 
 /* The same where a scale passes 128: 2^(scale - 1) as a product of two. */
-static __device__ __forceinline__ void fp4_expand_wide(uint32_t word, uint32_t scale0, uint32_t scale8, uint32_t (&a)[4]) {
+static __device__ __forceinline__ void fp4_expand_wide(const experts_spread &by, uint32_t word, uint32_t scale0, uint32_t scale8, uint32_t (&a)[4]) {
     const uint32_t low0 = scale0 < 128 ? scale0 : 128, low8 = scale8 < 128 ? scale8 : 128;
-    fp4_expand(word, fp4_factor(low0), fp4_factor(low8), a);
+    fp4_expand(by, word, fp4_factor(low0), fp4_factor(low8), a);
     const uint32_t more0 = fp4_power(scale0 - low0), more8 = fp4_power(scale8 - low8);
     a[0] = mul_bf16x2(a[0], more0);
     a[1] = mul_bf16x2(a[1], more8);
@@ -92,12 +94,12 @@ static __device__ __forceinline__ void fp4_load(const multiplier &me, uint32_t w
     s.wide = __any_sync(0xffffffffu, ((s.scales[0] | s.scales[1]) & 0x80808080u) != 0);
 }
 
-static __device__ __forceinline__ void fp4_fragment(const fp4_stage &s, int m, int block, bool wide, uint32_t (&a)[4]) {
+static __device__ __forceinline__ void fp4_fragment(const experts_spread &by, const fp4_stage &s, int m, int block, bool wide, uint32_t (&a)[4]) {
     const uint32_t scale0 = fp4_scale(s.scales[m], block >> 1), scale8 = fp4_scale(s.scales[m], 2 + (block >> 1));
     if (!wide)
-        fp4_expand(s.word[m][block], fp4_factor(scale0), fp4_factor(scale8), a);
+        fp4_expand(by, s.word[m][block], fp4_factor(scale0), fp4_factor(scale8), a);
     else
-        fp4_expand_wide(s.word[m][block], scale0, scale8, a);
+        fp4_expand_wide(by, s.word[m][block], scale0, scale8, a);
 }
 
 /* ---- fragments from shared memory ---------------------------------------------------------------------------------- */
@@ -214,10 +216,17 @@ static __device__ __forceinline__ void finish_t(const experts_product &p, const 
     }
 }
 
+/* The pair whose output a thread of DOWN stores, of the eight places from `first` on. */
+template <experts_kind KIND>
+static __device__ __forceinline__ int32_t pair_at(const experts_product &p, const pipe_item &item, const multiplier &me, int32_t first) {
+    const int32_t at = first + (int32_t)(me.lane >> 2);
+    return KIND == EXPERTS_DOWN && at < item.tile.n ? p.plan.pair[item.tile.begin + at] : 0;
+}
+
 /* Eight places from `first` on: acc[m] as mma.sync lays out 16 outputs x 8 places. */
 template <experts_kind KIND>
 static __device__ __forceinline__ void finish8(const experts_product &p, const pipe_item &item, const multiplier &me, int32_t first,
-                                               const float *acc0, const float *acc1) {
+                                               int32_t pair, const float *acc0, const float *acc1) {
     const int32_t at = first + (int32_t)(me.lane >> 2), place = item.tile.begin + at, col = (int32_t)(me.warp * 16 + (me.lane & 3) * 4);
     const bool real = at < item.tile.n;
     if constexpr (KIND == EXPERTS_UP) {
@@ -243,7 +252,7 @@ static __device__ __forceinline__ void finish8(const experts_product &p, const p
             if (real && KIND == EXPERTS_T)
                 finish_t(p, item, m, place, out, low, high);
             else if (real)
-                store4(p.out + (int64_t)p.plan.pair[place] * p.out_ld, out, p.n_out, low, high, p.out_aligned);
+                store4(p.out + (int64_t)pair * p.out_ld, out, p.n_out, low, high, p.out_aligned);
         }
     }
 }
@@ -252,11 +261,18 @@ static __device__ __forceinline__ void finish8(const experts_product &p, const p
 template <experts_kind KIND, int N>
 static __device__ __forceinline__ void finish(const experts_product &p, const pipe_item &item, const multiplier &me, float (&acc)[2][N / 2]) {
     constexpr int GROUPS = N / 8 % 2 == 0 ? 2 : 1, VALUES = 4 * GROUPS;
+    int32_t pair[GROUPS];
+#pragma unroll
+    for (int i = 0; i < GROUPS; i++)
+        pair[i] = pair_at<KIND>(p, item, me, 8 * i);
 #pragma unroll 1
     for (int32_t first = 0; first < N && first < item.tile.n; first += 8 * GROUPS) {
 #pragma unroll
-        for (int i = 0; i < GROUPS; i++)
-            finish8<KIND>(p, item, me, first + 8 * i, &acc[0][4 * i], &acc[1][4 * i]);
+        for (int i = 0; i < GROUPS; i++) {
+            const int32_t next = pair_at<KIND>(p, item, me, first + 8 * (GROUPS + i));
+            finish8<KIND>(p, item, me, first + 8 * i, pair[i], &acc[0][4 * i], &acc[1][4 * i]);
+            pair[i] = next;
+        }
 #pragma unroll
         for (int i = 0; i < N / 2 - VALUES; i++) {
             acc[0][i] = acc[0][i + VALUES];
@@ -278,23 +294,50 @@ template <bool FP4> static __device__ __forceinline__ void load_stage(const mult
         fp4_load(me, weights, s);
 }
 template <bool FP4>
-static __device__ __forceinline__ void fragment(const multiplier &me, uint32_t weights, const fp4_stage &s, int m, int block, bool wide,
-                                                uint32_t (&a)[4]) {
+static __device__ __forceinline__ void fragment(const experts_spread &by, const multiplier &me, uint32_t weights, const fp4_stage &s, int m,
+                                                int block, bool wide, uint32_t (&a)[4]) {
     if constexpr (FP4)
-        fp4_fragment(s, m, block, wide, a);
+        fp4_fragment(by, s, m, block, wide, a);
     else
         bf16_fragment(me, weights + (me.group * 2 + (uint32_t)m) * pipe_shape<FP4>::SUB + (uint32_t)block * 2 * PIPE_LEAD, PIPE_GROUP, a);
 }
 
-/* Both parts' A fragments of a k-block. */
-template <bool FP4>
-static __device__ __forceinline__ void fragments(const multiplier &me, uint32_t weights, const fp4_stage &s, int block, uint32_t (&a)[2][4]) {
-    if (!FP4 || !s.wide) {
-        fragment<FP4>(me, weights, s, 0, block, false, a[0]);
-        fragment<FP4>(me, weights, s, 1, block, false, a[1]);
-    } else {
-        fragment<FP4>(me, weights, s, 0, block, true, a[0]);
-        fragment<FP4>(me, weights, s, 1, block, true, a[1]);
+/* The adapter of side stage i. */
+template <experts_kind KIND> static __device__ __forceinline__ int32_t side_slot(const experts_product &p, const pipe_item &item, int32_t i) {
+    int32_t found = -1;
+    each_side<KIND>(p, item, [&](int32_t slot, int32_t) { found = i-- == 0 ? slot : found; });
+    return found;
+}
+
+/* Whether any weight of the warp's fragments of B is Inf or NaN: times the zeros that stand for the T of other rows it would be NaN. */
+static __device__ __forceinline__ bool side_is_wild(const uint32_t (&a)[2][4]) {
+    uint32_t wild = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        wild |= (a[i >> 2][i & 3] & 0x7f807f80u) + 0x00800080u;
+    return __any_sync(0xffffffffu, (wild & 0x80008000u) != 0);
+}
+
+/* The k-block of such an adapter: rows of others keep their accumulators. */
+template <int N>
+static __device__ __forceinline__ void multiply_own(const experts_product &p, const pipe_item &item, const multiplier &me, int32_t slot,
+                                                    float (&acc)[2][N / 2], const uint32_t (&a)[2][4], uint32_t rows0, uint32_t rows1) {
+    const uint32_t lane = (me.lane >> 3 & 1) * PIPE_LEAD + (me.lane & 7) * 16;
+    const int32_t *slot_of = p.plan.slot + item.tile.begin;
+#pragma unroll
+    for (int group = 0; group < N / 8; group++) {
+        const int32_t col = group * 8 + (int32_t)(me.lane & 3) * 2;
+        const bool own[2] = {col < item.tile.n && slot_of[col] == slot, col + 1 < item.tile.n && slot_of[col + 1] == slot};
+#pragma unroll
+        for (int m = 0; m < 2; m++) {
+            uint32_t b[2];
+            ldmatrix2((m ? rows1 : rows0) + (uint32_t)group * PIPE_GROUP_SIDE + lane, b);
+            float *old = &acc[m][group * 4], next[4] = {old[0], old[1], old[2], old[3]};
+            bi_cuda_mma16(next, a[m], b);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                old[i] = own[i & 1] ? next[i] : old[i];
+        }
     }
 }
 
@@ -306,21 +349,22 @@ static __device__ __forceinline__ void side_fragments(const multiplier &me, uint
 
 /* One stage of few places; wide is a constant at each call, so that its four k-blocks are one run of instructions. */
 template <bool FP4, int N>
-static __device__ __forceinline__ void multiply_stage(const multiplier &me, uint32_t weights, uint32_t rows, const fp4_stage &s, bool wide,
-                                                      float (&acc)[2][N / 2]) {
+static __device__ __forceinline__ void multiply_stage(const experts_spread &by, const multiplier &me, uint32_t weights, uint32_t rows,
+                                                      const fp4_stage &s, bool wide, float (&acc)[2][N / 2]) {
 #pragma unroll
     for (int block = 0; block < EXPERTS_K / BI_MMA_K; block++) {
         const uint32_t from = rows + (uint32_t)block * 2 * PIPE_LEAD;
         uint32_t a[2][4];
-        fragment<FP4>(me, weights, s, 0, block, wide, a[0]);
-        fragment<FP4>(me, weights, s, 1, block, wide, a[1]);
+        fragment<FP4>(by, me, weights, s, 0, block, wide, a[0]);
+        fragment<FP4>(by, me, weights, s, 1, block, wide, a[1]);
         multiply_sync<N, false>(me, acc, a, from, from, PIPE_GROUP);
     }
 }
 
 /* The chains of few places through n stages of the item's own and n_side of adapters. */
 template <experts_kind KIND, bool FP4, int N>
-static __device__ __forceinline__ void multiply_few(int32_t n, int32_t n_side, pipe_ring &ring, const multiplier &me, float (&acc)[2][N / 2]) {
+static __device__ __forceinline__ void multiply_few(const experts_product &p, const pipe_item &item, int32_t n, int32_t n_side,
+                                                    pipe_ring &ring, const multiplier &me, float (&acc)[2][N / 2]) {
 #pragma unroll 1
     for (int32_t i = 0; i < n + n_side; i++) {
         const uint32_t weights = ring.memory + ring.stage * pipe_shape<FP4>::STAGE, rows = weights + pipe_shape<FP4>::WEIGHTS;
@@ -329,13 +373,17 @@ static __device__ __forceinline__ void multiply_few(int32_t n, int32_t n_side, p
             fp4_stage s;
             load_stage<FP4>(me, weights, s);
             if (!FP4 || !s.wide)
-                multiply_stage<FP4, N>(me, weights, rows, s, false, acc);
+                multiply_stage<FP4, N>(p.spread, me, weights, rows, s, false, acc);
             else
-                multiply_stage<FP4, N>(me, weights, rows, s, true, acc);
+                multiply_stage<FP4, N>(p.spread, me, weights, rows, s, true, acc);
         } else {
             uint32_t a[2][4];
             side_fragments(me, weights, a);
-            multiply_sync<N, side_maps<KIND>() == 2>(me, acc, a, rows, rows + PIPE_ROWS_SIDE, PIPE_GROUP_SIDE);
+            if (!side_is_wild(a))
+                multiply_sync<N, side_maps<KIND>() == 2>(me, acc, a, rows, rows + PIPE_ROWS_SIDE, PIPE_GROUP_SIDE);
+            else
+                multiply_own<N>(p, item, me, side_slot<KIND>(p, item, i - n), acc, a, rows,
+                                rows + (side_maps<KIND>() == 2 ? (uint32_t)PIPE_ROWS_SIDE : 0u));
             proxy_fence();
         }
         release(me, ring.empty + 8 * ring.stage);
@@ -350,77 +398,69 @@ static __device__ __forceinline__ void pin(float (&acc)[2][EXPERTS_TILE_MAX / 2]
         asm volatile("" : "+f"(acc[0][i]), "+f"(acc[1][i])::"memory");
 }
 
-/* Keeps the compiler from making a fragment after the step that reads the other. */
-static __device__ __forceinline__ void pin_fragments(uint32_t (&a)[2][4]) {
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        asm volatile("" : "+r"(a[0][i]), "+r"(a[1][i])::"memory");
-}
-
-/* One k-block of both parts for up to W places, asynchronously; all but it are done when this returns. The accumulators are those
- * of the largest tile whatever W is: a copy of the loop for each width would not fit the registers together. */
-template <int W>
-static __device__ __forceinline__ void multiply_width(float (&acc)[2][EXPERTS_TILE_MAX / 2], uint32_t (&a)[2][4], uint64_t rows0,
-                                                      uint64_t rows1) {
-    wgmma_fence();
-    wgmma<W>(acc[0], a[0], rows0);
-    wgmma<W>(acc[1], a[1], rows1);
-    wgmma_commit();
-    wgmma_wait<1>();
-}
-
-static __device__ __forceinline__ void multiply_async(int32_t width, float (&acc)[2][EXPERTS_TILE_MAX / 2], uint32_t (&a)[2][4], uint64_t rows0,
-                                                      uint64_t rows1) {
-    switch (width) {
-    case 0: multiply_width<160>(acc, a, rows0, rows1); break;
-    case 1: multiply_width<152>(acc, a, rows0, rows1); break;
-    case 2: multiply_width<144>(acc, a, rows0, rows1); break;
-    case 3: multiply_width<136>(acc, a, rows0, rows1); break;
-    case 4: multiply_width<128>(acc, a, rows0, rows1); break;
-    case 5: multiply_width<112>(acc, a, rows0, rows1); break;
-    case 6: multiply_width<96>(acc, a, rows0, rows1); break;
-    case 7: multiply_width<80>(acc, a, rows0, rows1); break;
-    case 8: multiply_width<64>(acc, a, rows0, rows1); break;
-    default: multiply_width<48>(acc, a, rows0, rows1); break;
-    }
-}
-
-/* The k-blocks of a stage, the first of which is ready in a[0]: the next fragments are made while the tensor core works. The stage
- * before is released when nothing reads its rows any more. */
-template <bool FP4>
-static __device__ __forceinline__ void multiply_blocks(int32_t width, const multiplier &me, uint32_t weights, const fp4_stage &s, uint64_t rows, uint32_t before,
-                                                       uint32_t (&a)[2][2][4], float (&acc)[2][EXPERTS_TILE_MAX / 2]) {
-    multiply_async(width, acc, a[0], rows, rows);
-    if (before)
-        release(me, before);
-#pragma unroll
-    for (int block = 1; block < EXPERTS_K / BI_MMA_K; block++) {
-        fragments<FP4>(me, weights, s, block, a[block & 1]);
-        const uint64_t step = rows + (uint64_t)(block * 2 * PIPE_LEAD >> 4);
-        multiply_async(width, acc, a[block & 1], step, step);
-    }
-}
-
-/* Which widths of wgmma n places take, the largest first; odd: the lesser of two. */
+/* Which width of wgmma n places take, the largest first. */
 static __device__ __forceinline__ int32_t width_of(int32_t n) {
     return n > 152 ? 0 : n > 144 ? 1 : n > 136 ? 2 : n > 128 ? 3 : n > 112 ? 4 : n > 96 ? 5 : n > 80 ? 6 : n > 64 ? 7 : n > 48 ? 8 : 9;
 }
 
-template <bool FP4>
-static __device__ __forceinline__ void multiply_many_stage(int32_t width, const multiplier &me, uint32_t weights, uint64_t rows, uint32_t before,
-                                                           uint32_t (&a)[2][2][4], float (&acc)[2][EXPERTS_TILE_MAX / 2]) {
-    fp4_stage s;
-    load_stage<FP4>(me, weights, s);
-    fragments<FP4>(me, weights, s, 0, a[0]);
-    multiply_blocks<FP4>(width, me, weights, s, rows, before, a, acc);
+typedef uint32_t fragments[2][4]; /* of both parts */
+
+/* BLOCKS k-blocks of both parts, asynchronously. */
+template <int W, int BLOCKS>
+static __device__ __forceinline__ void multiply_width(float (&acc)[2][EXPERTS_TILE_MAX / 2], const fragments (&a)[BLOCKS], uint64_t rows0,
+                                                      uint64_t rows1) {
+    wgmma_fence();
+#pragma unroll
+    for (int block = 0; block < BLOCKS; block++) {
+        wgmma<W>(acc[0], a[block][0], rows0 + (uint64_t)(block * 2 * PIPE_LEAD >> 4));
+        wgmma<W>(acc[1], a[block][1], rows1 + (uint64_t)(block * 2 * PIPE_LEAD >> 4));
+    }
+    wgmma_commit();
 }
 
-/* The chains of many places. One loop for both kinds of stages: with two, the accumulators would change registers between them. */
+/* The accumulators are those of the largest tile whatever the width is: a copy of the loop for each width would not fit the registers
+ * together. */
+static __device__ __forceinline__ void multiply_blocks(int32_t width, float (&acc)[2][EXPERTS_TILE_MAX / 2], const fragments (&a)[2],
+                                                       uint64_t rows) {
+    switch (width) {
+    case 0: multiply_width<160>(acc, a, rows, rows); break;
+    case 1: multiply_width<152>(acc, a, rows, rows); break;
+    case 2: multiply_width<144>(acc, a, rows, rows); break;
+    case 3: multiply_width<136>(acc, a, rows, rows); break;
+    case 4: multiply_width<128>(acc, a, rows, rows); break;
+    case 5: multiply_width<112>(acc, a, rows, rows); break;
+    case 6: multiply_width<96>(acc, a, rows, rows); break;
+    case 7: multiply_width<80>(acc, a, rows, rows); break;
+    case 8: multiply_width<64>(acc, a, rows, rows); break;
+    default: multiply_width<48>(acc, a, rows, rows); break;
+    }
+}
+
+/* The fragments of two k-blocks of a stage. */
+template <bool FP4>
+static __device__ __forceinline__ void make_fragments(const experts_spread &by, const multiplier &me, uint32_t weights, const fp4_stage &s,
+                                                      int first, fragments (&a)[2]) {
+    if (!FP4 || !s.wide) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            fragment<FP4>(by, me, weights, s, 0, first + i, false, a[i][0]);
+            fragment<FP4>(by, me, weights, s, 1, first + i, false, a[i][1]);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            fragment<FP4>(by, me, weights, s, 0, first + i, true, a[i][0]);
+            fragment<FP4>(by, me, weights, s, 1, first + i, true, a[i][1]);
+        }
+    }
+}
+
+/* The chains of many places. One loop for both kinds of stages: with two, the accumulators would change registers between them. A
+ * warp whose B is wild gives zeros to the step that all four share, and does its own afterwards. */
 template <experts_kind KIND, bool FP4>
-static __device__ __forceinline__ void multiply_many(int32_t n_place, int32_t n, int32_t n_side, pipe_ring &ring, const multiplier &me,
-                                                     float (&acc)[2][EXPERTS_TILE_MAX / 2]) {
-    const int32_t width = width_of(n_place);
-    uint32_t a[2][2][4], before = 0;
+static __device__ __forceinline__ void multiply_many(const experts_product &p, const pipe_item &item, int32_t n, int32_t n_side,
+                                                     pipe_ring &ring, const multiplier &me, float (&acc)[2][EXPERTS_TILE_MAX / 2]) {
+    const int32_t width = width_of(item.tile.n);
     pin(acc);
 #pragma unroll 1
     for (int32_t i = 0; i < n + n_side; i++) {
@@ -428,20 +468,32 @@ static __device__ __forceinline__ void multiply_many(int32_t n_place, int32_t n,
         bar_wait(ring.full + 8 * ring.stage, ring.phase);
         proxy_fence();
         if (i < n) {
-            multiply_many_stage<FP4>(width, me, weights, wgmma_desc(rows, PIPE_LEAD, PIPE_GROUP), before, a, acc);
+            fp4_stage s;
+            load_stage<FP4>(me, weights, s);
+#pragma unroll
+            for (int first = 0; first < 4; first += 2) {
+                fragments a[2];
+                make_fragments<FP4>(p.spread, me, weights, s, first, a);
+                multiply_blocks(width, acc, a, wgmma_desc(rows + (uint32_t)first * 2 * PIPE_LEAD, PIPE_LEAD, PIPE_GROUP));
+                wgmma_wait<0>();
+            }
         } else {
-            side_fragments(me, weights, a[0]);
-            multiply_width<EXPERTS_TILE_MAX>(acc, a[0], wgmma_desc(rows, PIPE_LEAD, PIPE_GROUP_SIDE),
-                                             wgmma_desc(rows + (side_maps<KIND>() == 2 ? (uint32_t)PIPE_ROWS_SIDE : 0u), PIPE_LEAD, PIPE_GROUP_SIDE));
-            release(me, before);
-            wgmma_wait<0>(); /* the next stage takes the same fragment registers */
+            const uint32_t rows1 = rows + (side_maps<KIND>() == 2 ? (uint32_t)PIPE_ROWS_SIDE : 0u);
+            fragments b, one[1];
+            side_fragments(me, weights, b);
+            const bool wild = side_is_wild(b);
+#pragma unroll
+            for (int k = 0; k < 8; k++)
+                one[0][k >> 2][k & 3] = wild ? 0 : b[k >> 2][k & 3];
+            multiply_width<EXPERTS_TILE_MAX>(acc, one, wgmma_desc(rows, PIPE_LEAD, PIPE_GROUP_SIDE), wgmma_desc(rows1, PIPE_LEAD, PIPE_GROUP_SIDE));
+            wgmma_wait<0>();
+            if (wild)
+                multiply_own<EXPERTS_TILE_MAX>(p, item, me, side_slot<KIND>(p, item, i - n), acc, b, rows, rows1);
         }
-        before = ring.empty + 8 * ring.stage;
+        release(me, ring.empty + 8 * ring.stage);
         pipe_next<FP4>(ring);
     }
-    wgmma_wait<0>();
     pin(acc);
-    release(me, before);
 }
 
 template <experts_kind KIND, bool FP4, int N>
@@ -453,9 +505,9 @@ static __device__ __forceinline__ void multiply_item(const experts_product &p, c
     for (int i = 0; i < N / 2; i++)
         acc[0][i] = acc[1][i] = 0.0f;
     if constexpr (N <= PRODUCT_SYNC_MAX)
-        multiply_few<KIND, FP4, N>(n, n_side, ring, me, acc);
+        multiply_few<KIND, FP4, N>(p, item, n, n_side, ring, me, acc);
     else
-        multiply_many<KIND, FP4>(item.tile.n, n, n_side, ring, me, acc);
+        multiply_many<KIND, FP4>(p, item, n, n_side, ring, me, acc);
     finish<KIND, N>(p, item, me, acc);
 }
 

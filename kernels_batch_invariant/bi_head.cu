@@ -7,7 +7,6 @@
  * head_merge: a block a row. M and the factors exp(m_b - M) are made by all threads; the chains of L and D over b in rising order
  * are one thread's each, 12 KiB of shared memory a part of 1,024 sub-blocks. */
 #include "bi_linear_parts.cuh"
-#include "bi_linear_wide.cuh"
 
 enum {
     HEAD_ROWS = 2048,               /* rows of a part */
@@ -216,8 +215,6 @@ static __global__ void __launch_bounds__(HEAD_WARPS * 32, 3) head_kernel(const b
         work.raw[at] = make_float2(part.x, part.y);
 }
 
-#include "bi_head_wide.cuh"
-
 /* The largest of all threads' values, to all. */
 static __device__ float block_max(float max, float *shared) {
     shared[threadIdx.x] = max;
@@ -323,24 +320,10 @@ static bi_score_args rows_of(const bi_score_args *a, int32_t row, int32_t n) {
     return part;
 }
 
-br_status bi_cuda_head_open(void) {
-    return wide_allow<head_wide>() == cudaSuccess ? BR_OK : br_fail(BR_E_DEVICE, "score: the GPU grants no %d bytes of shared memory", (int)WIDE_SHARED);
-}
-
-/* Many rows and whole tiles of the vocabulary: the logits stay in registers. */
-static br_status fused_parts(bi_ctx *ctx, const bi_score_args *a, const head_work *work, const dense_job *job, int *done) {
-    const dense_state *state = (const dense_state *)ctx->dense;
-    const int fits = a->n_row > DENSE_SMALL_ROWS && a->n_vocab % WIDE_OUTS == 0 && a->d % 8 == 0 && (uintptr_t)a->x % DENSE_ALIGN == 0;
-    const head_wide epilogue = {*a, *work};
-    wide_args args;
-    *done = fits && state->encode && bi_dense_wide_args(state, job, &args);
-    if (!*done)
-        return BR_OK;
-    wide_launch(ctx, &args, epilogue);
-    return bi_cuda_launched(ctx, BI_K_head, "score");
-}
-
-static br_status stored_parts(bi_ctx *ctx, const bi_score_args *a, const head_work &work, dense_job job) {
+static br_status score_part(bi_ctx *ctx, const bi_score_args *a) {
+    bi_carver carver = bi_cuda_scratch(ctx);
+    const head_work work = carve(&carver, a->n_row, a->n_vocab);
+    dense_job job = bi_dense_job(&a->w, a->n_row, 1, a->x, a->d, 0);
     job.y = work.z;
     job.y_ld = work.z_ld;
     job.y_f32 = 1;
@@ -352,17 +335,6 @@ static br_status stored_parts(bi_ctx *ctx, const bi_score_args *a, const head_wo
         head_kernel<<<grid, HEAD_WARPS * 32, 0, ctx->stream>>>(*a, work, (int32_t)first);
         BR_TRY(bi_cuda_launched(ctx, BI_K_head, "score"));
     }
-    return BR_OK;
-}
-
-static br_status score_part(bi_ctx *ctx, const bi_score_args *a) {
-    bi_carver carver = bi_cuda_scratch(ctx);
-    const head_work work = carve(&carver, a->n_row, a->n_vocab);
-    const dense_job job = bi_dense_job(&a->w, a->n_row, 1, a->x, a->d, 0);
-    int done = 0;
-    BR_TRY(fused_parts(ctx, a, &work, &job, &done));
-    if (!done)
-        BR_TRY(stored_parts(ctx, a, work, job));
     head_merge_kernel<<<(unsigned)a->n_row, MERGE_THREADS, 0, ctx->stream>>>(*a, work);
     return bi_cuda_launched(ctx, BI_K_head_merge, "score");
 }

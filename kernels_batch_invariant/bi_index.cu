@@ -1,16 +1,18 @@
 /* bi_index_store, bi_index_select on the GPU.      Contract: N-IDX, N-CHAIN, P-4
  *
  *   index_store   a warp a key: amax, power-of-two scale, codes
- *   index_query   a block of 256 threads a row, a warp a head: the same for queries, widened to bf16, and w of N-IDX-2
- *   index_score   bi_index_score.cuh: scores of the visible positions, by (keys, rows of a segment)
+ *   index_query   a block of 1,024 threads a row, a warp a head: the same for queries, widened to bf16, and w of N-IDX-2
+ *   index_score   scores of the visible positions, by (keys, rows of a segment): bi_index_score_wide.cuh for 32 heads of 128 (and 4 to 8 of
+ *                 32), else bi_index_score.cuh
  *   index_topk    bi_index_topk.cuh: the exact selection, a cluster a row
  * Scores pass through scratch, or lie in the caller's array where it wants them. A step's rows run in launches of as many rows as fit
  * into scratch. */
 #include "bi_index_parts.cuh"
 #include "bi_index_score.cuh"
+#include "bi_index_score_wide.cuh"
 #include "bi_index_topk.cuh"
 
-enum { STORE_THREADS = 256, N_CARVED = 4 /* arrays of a launch, each on 256 bytes */ };
+enum { STORE_THREADS = 256, QUERY_THREADS = 1024, N_CARVED = 5 /* arrays of a launch, each on 256 bytes */ };
 static const size_t SCRATCH_WANTED = (size_t)1 << 30;
 static const size_t SHARED_MAX = 227 << 10, SHARED_WANTED = 72 << 10; /* three blocks of the score kernel an SM */
 
@@ -70,14 +72,16 @@ static __device__ __forceinline__ uint32_t query_pair(const bi_bf16 *x, int32_t 
     return low | (bi_u32_of(bi_e4m3_widen(index_code(x, n, i + 1, scale))) & 0xffff0000u);
 }
 
-/* The packed query of one row and its weights; heads past the last are zeros. */
-static __global__ void __launch_bounds__(STORE_THREADS) index_query(const index_rows r, const bi_index_select_args a) {
+/* The packed query of one row and its weights, and a clear histogram; heads past the last are zeros. */
+static __global__ void __launch_bounds__(QUERY_THREADS) index_query(const index_rows r, const bi_index_select_args a) {
     const int32_t t = (int32_t)blockIdx.x, row = r.row0 + t;
     const int lane = (int)threadIdx.x % 32;
     int bad = 0;
     if (r.row_seg[row] < 0)
         return;
-    for (int32_t h = (int32_t)threadIdx.x / 32; h < r.n_tile * 8; h += STORE_THREADS / 32) {
+    for (int32_t i = (int32_t)threadIdx.x; i < INDEX_BINS && r.count; i += QUERY_THREADS)
+        r.count[(int64_t)t * INDEX_BINS + i] = 0;
+    for (int32_t h = (int32_t)threadIdx.x / 32; h < r.n_tile * 8; h += QUERY_THREADS / 32) {
         const bi_bf16 *x = a.q + ((int64_t)row * a.n_head + h) * a.d;
         const int32_t n = h < a.n_head ? a.d : 0;
         const float w = n ? a.w[(int64_t)row * a.n_head + h] : 0.0f;
@@ -85,10 +89,12 @@ static __global__ void __launch_bounds__(STORE_THREADS) index_query(const index_
         const uint32_t amax = index_amax(x, n, lane, &finite);
         const float scale = index_scale(finite ? amax : 0);
         bad |= !finite || !bi_is_finite(w);
+        unsigned char *own = r.query + (int64_t)t * r.query_bytes;
         for (int32_t four = lane; four < r.d_pad / 4; four += 32) {
-            uint32_t *to = (uint32_t *)(r.query + (int64_t)t * r.n_tile * 8 * r.d_pad * 2 + index_query_at(r.d_pad, h, four));
-            to[0] = finite ? query_pair(x, n, four * 4, scale) : 0;
-            to[1] = finite ? query_pair(x, n, four * 4 + 2, scale) : 0;
+            uint32_t *to = (uint32_t *)(own + (r.swizzled ? index_query_wide_at(r.n_tile, h, four, 0) : index_query_at(r.d_pad, h, four)));
+            uint32_t *second = r.swizzled ? (uint32_t *)(own + index_query_wide_at(r.n_tile, h, four, 1)) : to + 1;
+            *to = finite ? query_pair(x, n, four * 4, scale) : 0;
+            *second = finite ? query_pair(x, n, four * 4 + 2, scale) : 0;
         }
         if (lane == 0)
             r.weight[(int64_t)t * r.n_tile * 8 + h] = BI_MUL(BI_MUL(w, a.c), scale);
@@ -105,10 +111,10 @@ static int64_t score_room(int64_t n_pos) {
     return (n_pos + 63) / 64 * 64;
 }
 
-/* Scratch of one row: its packed query, weights, mark, and scores of n_pos positions. */
+/* Scratch of one row: its packed query, weights, mark, histogram, and scores of n_pos positions. */
 static size_t row_bytes(int32_t n_head, int32_t d, int64_t n_pos) {
     const int32_t n_tile = (n_head + 7) / 8;
-    return index_query_bytes(n_tile, index_pad(d)) + ((size_t)n_tile * 8 + 1 + (size_t)score_room(n_pos)) * sizeof(float);
+    return index_query_bytes(n_tile, index_pad(d)) + ((size_t)n_tile * 8 + 1 + INDEX_BINS + (size_t)score_room(n_pos)) * sizeof(float);
 }
 
 size_t bi_cuda_index_scratch(const bi_limits *limits) {
@@ -128,35 +134,67 @@ static br_status check_select(const bi_limits *limits, const bi_index_select_arg
     return check_cache("index_select", &a->cache, bi_cuda_index_block_bytes(a->d));
 }
 
-/* Scores of the launch's rows. Rows of a segment go in groups that share the keys; keys in chunks, as long as enough blocks are left. */
-static br_status score_rows(bi_ctx *ctx, const bi_batch *batch, const index_rows *r) {
+typedef void (*score_kernel)(index_rows, int32_t, int32_t, int32_t);
+
+/* The wide form's kernel for these shapes; NULL: the other form. */
+static score_kernel wide_kernel(const index_rows *r) {
+    if (!r->wide)
+        return NULL;
+    if (r->n_head == 32 && r->d_pad == 128)
+        return index_score_wide<4, 4>;
+    return r->n_tile == 1 && r->d_pad == 32 ? index_score_wide<1, 1> : NULL;
+}
+
+/* How a launch is cut: rows of a segment in groups that share the keys, keys in chunks, as long as enough blocks are left. */
+typedef struct score_cut {
+    score_kernel kernel;
+    int64_t n_row_max, n_group, n_chunk_key;
+} score_cut;
+
+static score_cut cut_of(const bi_ctx *ctx, const bi_batch *batch, const index_rows *r) {
+    const int64_t seg_row = batch->seg_row_max < r->n_row ? batch->seg_row_max : r->n_row, visible = (int64_t)batch->pos_max + 1;
+    const size_t one = index_score_shared(r->n_tile, r->d_pad, 1), wide = (size_t)(seg_row > 1 ? IWIDE_SHARED_MORE : IWIDE_SHARED_ONE);
+    const size_t wanted = r->swizzled ? wide : SHARED_WANTED;
+    const size_t base = r->swizzled ? index_wide_shared(r->n_tile, r->d_pad, 0, 0) : 0;
+    const int64_t least = r->swizzled ? 4 * (int)BR_PAGE_TOK : (int)SCORE_WARPS * (int)INDEX_KEYS;
+    score_cut cut;
+    cut.kernel = r->swizzled ? wide_kernel(r) : r->d_pad > 32 * SCORE_PIECES ? index_score<1> : index_score<0>;
+    cut.n_row_max = seg_row < SCORE_ROWS_MAX ? seg_row : (int64_t)SCORE_ROWS_MAX;
+    cut.n_chunk_key = r->swizzled ? (int)IWIDE_BLOCKS_MAX * (int)BR_PAGE_TOK : 2048;
+    while (cut.n_row_max > 1 && base + one * (size_t)cut.n_row_max > wanted)
+        cut.n_row_max--;
+    cut.n_group = bi_ceil_div(seg_row, cut.n_row_max);
+    while (cut.n_chunk_key > least && bi_ceil_div(visible, cut.n_chunk_key) * cut.n_group * batch->n_seg < 12 * ctx->n_sm)
+        cut.n_chunk_key /= 2;
+    return cut;
+}
+
+/* Scores of the launch's rows. */
+static br_status score_rows(bi_ctx *ctx, const bi_batch *batch, const index_rows *r, const score_cut *cut) {
     const size_t one = index_score_shared(r->n_tile, r->d_pad, 1);
-    const int32_t seg_row = batch->seg_row_max < r->n_row ? batch->seg_row_max : r->n_row;
-    int64_t n_row_max = seg_row < SCORE_ROWS_MAX ? seg_row : SCORE_ROWS_MAX, n_chunk_key = 2048, visible = (int64_t)batch->pos_max + 1;
+    const int32_t n_row_max = (int32_t)cut->n_row_max;
+    const size_t bytes = r->swizzled ? index_wide_shared(r->n_tile, r->d_pad, n_row_max, r->count != NULL) : one * (size_t)n_row_max;
     if (one > SHARED_MAX)
         return br_fail(BR_E_LIMIT, "index_select: %d heads of %d: expected their queries in %zu bytes of shared memory, not %zu", r->n_head,
                        r->d_pad, SHARED_MAX, one);
-    while (n_row_max > 1 && one * (size_t)n_row_max > SHARED_WANTED)
-        n_row_max--;
-    const int64_t n_group = bi_ceil_div(seg_row, n_row_max), n_unit = n_group * batch->n_seg;
-    while (n_chunk_key > SCORE_WARPS * INDEX_KEYS && bi_ceil_div(visible, n_chunk_key) * n_unit < 6 * ctx->n_sm)
-        n_chunk_key /= 2;
-    const size_t bytes = one * (size_t)n_row_max;
-    const dim3 grid((unsigned)bi_ceil_div(visible, n_chunk_key), (unsigned)n_unit);
-    const int is_long = r->d_pad > 32 * SCORE_PIECES;
-    void (*const kernel)(index_rows, int32_t, int32_t, int32_t) = is_long ? index_score<1> : index_score<0>;
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)SHARED_MAX);
-    kernel<<<grid, SCORE_THREADS, bytes, ctx->stream>>>(*r, (int32_t)n_group, (int32_t)n_row_max, (int32_t)n_chunk_key);
+    const dim3 grid((unsigned)bi_ceil_div((int64_t)batch->pos_max + 1, cut->n_chunk_key), (unsigned)(cut->n_group * batch->n_seg));
+    cudaFuncSetAttribute(cut->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)SHARED_MAX);
+    const unsigned n_thread = r->swizzled ? (unsigned)IWIDE_THREADS : (unsigned)SCORE_THREADS;
+    cut->kernel<<<grid, n_thread, bytes, ctx->stream>>>(*r, (int32_t)cut->n_group, n_row_max, (int32_t)cut->n_chunk_key);
     return bi_cuda_launched(ctx, BI_K_index_score, "index_select");
 }
 
-static br_status select_rows(bi_ctx *ctx, const bi_index_select_args *a, const index_rows *r) {
-    index_query<<<(unsigned)r->n_row, STORE_THREADS, 0, ctx->stream>>>(*r, *a);
+static br_status select_rows(bi_ctx *ctx, const bi_index_select_args *a, const index_rows *rows, uint32_t *count) {
+    index_rows r = *rows;
+    const score_cut cut = cut_of(ctx, a->batch, &r);
+    const int scored = r.all || a->batch->pos_max >= r.topk;
+    r.count = r.swizzled && cut.n_row_max == 1 && scored ? count : NULL;
+    index_query<<<(unsigned)r.n_row, QUERY_THREADS, 0, ctx->stream>>>(r, *a);
     BR_TRY(bi_cuda_launched(ctx, BI_K_index_query, "index_select"));
-    if (r->all || a->batch->pos_max >= r->topk)
-        BR_TRY(score_rows(ctx, a->batch, r));
+    if (scored)
+        BR_TRY(score_rows(ctx, a->batch, &r, &cut));
     cudaFuncSetAttribute(index_topk, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(topk_shared));
-    index_topk<<<(unsigned)(r->n_row * TOPK_BLOCKS), TOPK_THREADS, sizeof(topk_shared), ctx->stream>>>(*r, a->select, a->n_select);
+    index_topk<<<(unsigned)(r.n_row * TOPK_BLOCKS), TOPK_THREADS, sizeof(topk_shared), ctx->stream>>>(r, a->select, a->n_select);
     return bi_cuda_launched(ctx, BI_K_index_topk, "index_select");
 }
 
@@ -170,16 +208,19 @@ br_status bi_cuda_index_select(bi_ctx *ctx, const bi_index_select_args *a) {
     if (!batch->n_row)
         return BR_OK;
     index_rows r = {batch->seg, batch->row_seg, a->cache, 0, 0, a->n_head, (a->n_head + 7) / 8, index_pad(a->d), a->topk,
-                    (uintptr_t)a->cache.base % 16 == 0 && a->cache.block_bytes % 16 == 0, a->score != NULL, NULL, NULL, NULL, NULL,
-                    a->score ? a->score_ld : score_room(n_pos)};
-    r.query = (unsigned char *)bi_carve(&carver, n_fit * index_query_bytes(r.n_tile, r.d_pad));
+                    (uintptr_t)a->cache.base % 16 == 0 && a->cache.block_bytes % 16 == 0, 0, a->score != NULL, 0, NULL, NULL, NULL, NULL,
+                    a->score ? a->score_ld : score_room(n_pos), NULL};
+    r.query_bytes = (int32_t)index_query_bytes(r.n_tile, r.d_pad);
+    r.swizzled = wide_kernel(&r) != NULL;
+    r.query = (unsigned char *)bi_carve(&carver, n_fit * (size_t)r.query_bytes);
     r.weight = (float *)bi_carve(&carver, n_fit * (size_t)r.n_tile * 8 * sizeof *r.weight);
     r.bad = (int32_t *)bi_carve(&carver, n_fit * sizeof *r.bad);
+    uint32_t *count = (uint32_t *)bi_carve(&carver, n_fit * INDEX_BINS * sizeof *count);
     float *score = a->score ? NULL : (float *)bi_carve(&carver, n_fit * (size_t)r.score_ld * sizeof *score);
     for (r.row0 = 0; r.row0 < batch->n_row; r.row0 += (int32_t)n_fit) {
         r.n_row = batch->n_row - r.row0 < (int32_t)n_fit ? batch->n_row - r.row0 : (int32_t)n_fit;
         r.score = a->score ? a->score + r.row0 * a->score_ld : score;
-        BR_TRY(select_rows(ctx, a, &r));
+        BR_TRY(select_rows(ctx, a, &r, count));
     }
     return BR_OK;
 }

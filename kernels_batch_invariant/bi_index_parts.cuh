@@ -10,7 +10,13 @@
 
 #include "bi_cuda.cuh"
 
-enum { INDEX_TILE = 16, INDEX_PIECE = 512, INDEX_KEYS = 32 /* keys a warp takes at once */ };
+enum {
+    INDEX_TILE = 16,
+    INDEX_PIECE = 512,
+    INDEX_KEYS = 32,   /* keys a warp takes at once */
+    INDEX_BINS = 2048, /* of the first digit of a score's key: its upper 11 bits */
+    INDEX_DIGIT = 21   /* the bits below it */
+};
 
 static inline BI_HD int32_t index_pad(int32_t d) {
     return (d + 31) / 32 * 32;
@@ -28,6 +34,13 @@ static inline BI_HD int32_t index_query_at(int32_t d_pad, int32_t h, int32_t fou
     return (h / 8 * (d_pad / 32) + block / 2) * INDEX_PIECE + lane * 16 + block % 2 * 8;
 }
 
+/* The same for the wide form: rows of heads of 128 bytes, a chunk of 64 columns after the other, units of 16 bytes swizzled by h & 7. These
+ * are the first two columns; the other two lie in the unit after it. */
+static inline BI_HD int32_t index_query_wide_at(int32_t n_tile, int32_t h, int32_t four, int second) {
+    const int32_t block = four / 4, unit = block % 4 * 2 + second;
+    return (block / 4 * n_tile * 8 + h) * 128 + ((unit ^ (h & 7)) << 4) + four % 4 * 4;
+}
+
 /* The rows of one launch: row0 .. row0 + n_row - 1 of the step. Arrays of scratch are by row of the launch. */
 typedef struct index_rows {
     const bi_seg *seg;
@@ -35,15 +48,22 @@ typedef struct index_rows {
     bi_cache cache;
     int32_t row0, n_row, n_head, n_tile, d_pad, topk; /* n_tile: eights of heads */
     int32_t wide;                                     /* blocks lie on 16 bytes */
+    int32_t swizzled;                                 /* queries are packed for the wide form */
     int32_t all;                                      /* rows that see no more than topk are scored as well */
-    unsigned char *query;                             /* (n_row, 8 * n_tile, d_pad) bf16, packed */
+    int32_t query_bytes;                              /* of a row's packed query */
+    unsigned char *query;                             /* (n_row) of (8 * n_tile, d_pad) bf16, packed */
     float *weight;                                    /* (n_row, 8 * n_tile) */
     int32_t *bad;                                     /* (n_row) an element of q or w is not finite */
     float *score;                                     /* (n_row, score_ld) */
     int64_t score_ld;
+    uint32_t *count;                                  /* (n_row, INDEX_BINS) of the first digit; NULL: the selection counts it itself */
 } index_rows;
 
 #ifdef __CUDACC__
+
+static __device__ __forceinline__ uint32_t index_first_digit(uint32_t key) {
+    return key >> INDEX_DIGIT;
+}
 
 static __device__ __forceinline__ int32_t index_visible(const bi_seg &seg, int32_t row) {
     return seg.pos + row - seg.row + 1;

@@ -17,7 +17,7 @@ enum {
 };
 
 static inline size_t index_query_bytes(int32_t n_tile, int32_t d_pad) {
-    return (size_t)n_tile * 8 * (size_t)d_pad * sizeof(bi_bf16);
+    return (size_t)n_tile * 8 * (size_t)((d_pad + 63) / 64 * 64) * sizeof(bi_bf16); /* whole chunks of 64 columns for the wide form */
 }
 
 static inline size_t index_score_shared(int32_t n_tile, int32_t d_pad, int32_t n_row) {
@@ -163,7 +163,7 @@ template <int LONG>
 static __global__ void __launch_bounds__(SCORE_THREADS, LONG ? 1 : 3)
     index_score(const index_rows r, const int32_t n_group, const int32_t n_row_max, const int32_t n_chunk_key) {
     extern __shared__ __align__(128) unsigned char index_shared[];
-    const int32_t n_weight = r.n_tile * 8, row_bytes = n_weight * r.d_pad * 2;
+    const int32_t n_weight = r.n_tile * 8, row_bytes = n_weight * ((r.d_pad + 63) / 64 * 64) * 2;
     const index_group g = index_group_of(r, (int32_t)blockIdx.y, n_group, n_row_max);
     const int tid = (int)threadIdx.x, lane = tid % 32;
     if (g.n <= 0)

@@ -1,10 +1,11 @@
 /* bi_index_topk: the best visible positions of a row, rising.      Contract: N-IDX-4, P-4
  *
- * Grid: a cluster of 8 blocks of 512 threads a row; each has an eighth of the positions, a warp a sixteenth of that, in order. Shared
- * memory: the first keys of the eighth (the others are read again), histograms. Integers only, so no order matters: three
- * histograms of 11, 11 and 10 bits of the key find the k-th key; each block adds up an eighth of the bins over the cluster and hands the
- * sums to all. Then every warp counts what it selects, and writes behind what the warps and blocks before it select: among keys
- * equal to the k-th the lowest positions win. */
+ * Grid: a cluster of 8 blocks of 256 threads a row, so that 64 rows are on the GPU at once; each has an eighth of the positions, a warp an
+ * eighth of that, in order. Integers only, so no order matters: three histograms, of 11, 11 and 10 bits of the key, find the k-th key;
+ * each block adds up an eighth of the bins over the cluster and hands the sums to all. The first histogram comes with the scores where
+ * one row at a time was scored. After it a warp lists its keys that are still of interest, selected or undecided, and the rest works on
+ * the lists; when one is too long, on all keys again. At the end every warp counts what it selects, and writes behind what the warps and
+ * blocks before it select: among keys equal to the k-th the lowest positions win. */
 #ifndef BI_INDEX_TOPK_CUH
 #define BI_INDEX_TOPK_CUH
 
@@ -12,22 +13,25 @@
 
 enum {
     TOPK_BLOCKS = 8,
-    TOPK_THREADS = 512,
+    TOPK_THREADS = 256,
     TOPK_WARPS = TOPK_THREADS / 32,
-    TOPK_BINS = BI_ORDER_BINS,
-    TOPK_CACHED = 14 << 10 /* keys of a block kept in shared memory; three blocks an SM */
+    TOPK_LIST = 384, /* keys that a warp lists; four blocks an SM */
+    TOPK_EACH = 8    /* keys a thread loads at once */
 };
+static_assert((int)INDEX_BINS == (int)BI_ORDER_BINS, "one table of bins for all digits");
 
 #ifdef __CUDACC__
 
 typedef struct topk_shared {
-    uint32_t bin[TOPK_BINS];   /* of this block's keys */
-    uint32_t total[TOPK_BINS]; /* of the row's */
+    uint32_t bin[INDEX_BINS];   /* of this block's keys */
+    uint32_t total[INDEX_BINS]; /* of the row's */
     uint32_t warp_sum[TOPK_WARPS];
-    uint32_t found[2];         /* the bin of the k-th key, and its rank among the keys of that bin */
-    uint32_t above[TOPK_BLOCKS], equal[TOPK_BLOCKS];           /* by block: keys above the k-th, keys equal to it */
+    uint32_t found[2];          /* the bin of the k-th key, and its rank among the keys of that bin */
+    uint32_t above[TOPK_BLOCKS], equal[TOPK_BLOCKS]; /* by block: keys above the k-th, keys equal to it */
+    uint32_t too_long[TOPK_BLOCKS];                  /* by block */
     uint32_t warp_above[TOPK_WARPS], warp_equal[TOPK_WARPS];
-    uint32_t key[TOPK_CACHED];
+    uint32_t key[TOPK_WARPS][TOPK_LIST];
+    int32_t position[TOPK_WARPS][TOPK_LIST];
 } topk_shared;
 
 static __device__ __forceinline__ uint32_t topk_cluster_rank(void) {
@@ -57,32 +61,34 @@ static __device__ __forceinline__ void topk_remote_store(const uint32_t *own, ui
                  : "memory");
 }
 
-/* This block's positions: first .. first + n - 1, a warp's `per_warp` of them. */
-typedef struct topk_slice {
+/* A warp's keys in order: n of them, from its list or, when that is NULL, from the scores of positions first .. */
+typedef struct topk_keys {
+    const uint32_t *key;
+    const int32_t *position;
     const float *score;
-    int32_t n, per_warp;
-} topk_slice;
+    int32_t first, n;
+} topk_keys;
 
-static __device__ __forceinline__ uint32_t topk_key(const topk_slice &s, const topk_shared &sh, int32_t i) {
-    return i < TOPK_CACHED ? sh.key[i] : bi_order_key(s.score[i]);
+static __device__ __forceinline__ uint32_t topk_key(const topk_keys &s, int32_t i) {
+    return s.key ? s.key[i] : bi_order_key(s.score[i]);
 }
 
-/* Counts this block's keys that agree with prefix under mask, by `width` bits from `shift` on, and adds the row's totals up. */
-static __device__ __forceinline__ void topk_histogram(const topk_slice &s, topk_shared &sh, uint32_t rank, uint32_t prefix, uint32_t mask, int shift,
+/* The row's histogram of `width` bits from `shift` on, of the keys that agree with prefix under mask, in sh.total of every block. */
+static __device__ __forceinline__ void topk_histogram(const topk_keys &s, topk_shared &sh, uint32_t rank, uint32_t prefix, uint32_t mask, int shift,
                                                       int width) {
     const int tid = (int)threadIdx.x;
     const uint32_t bin_mask = (1u << width) - 1;
-    for (int i = tid; i < TOPK_BINS; i += TOPK_THREADS)
+    for (int i = tid; i < INDEX_BINS; i += TOPK_THREADS)
         sh.bin[i] = 0;
     __syncthreads();
-    for (int32_t i = tid; i < s.n; i += TOPK_THREADS) {
-        const uint32_t key = topk_key(s, sh, i);
+    for (int32_t i = tid % 32; i < s.n; i += 32) {
+        const uint32_t key = topk_key(s, i);
         if ((key & mask) == prefix)
             atomicAdd(&sh.bin[key >> shift & bin_mask], 1u);
     }
     topk_cluster_sync();
-    if (tid < TOPK_BINS / TOPK_BLOCKS) {
-        const uint32_t bin = rank * (TOPK_BINS / TOPK_BLOCKS) + (uint32_t)tid;
+    if (tid < INDEX_BINS / TOPK_BLOCKS) {
+        const uint32_t bin = rank * (INDEX_BINS / TOPK_BLOCKS) + (uint32_t)tid;
         uint32_t sum = 0;
         for (uint32_t block = 0; block < TOPK_BLOCKS; block++)
             sum += topk_remote_load(&sh.bin[bin], block);
@@ -92,14 +98,14 @@ static __device__ __forceinline__ void topk_histogram(const topk_slice &s, topk_
     topk_cluster_sync();
 }
 
-/* The bin that holds the left-th largest of the row's counted keys, and its rank in there. A thread owns TOPK_BINS / TOPK_THREADS bins,
+/* The bin that holds the left-th largest of the row's counted keys, and its rank in there. A thread owns INDEX_BINS / TOPK_THREADS bins,
  * thread 0 the largest. */
 static __device__ __forceinline__ void topk_find(topk_shared &sh, uint32_t left) {
-    enum { OWN = TOPK_BINS / TOPK_THREADS };
+    enum { OWN = INDEX_BINS / TOPK_THREADS };
     const int tid = (int)threadIdx.x, lane = tid % 32, warp = tid / 32;
     uint32_t count[OWN], own = 0;
     for (int i = 0; i < OWN; i++)
-        own += count[i] = sh.total[TOPK_BINS - 1 - (tid * OWN + i)];
+        own += count[i] = sh.total[INDEX_BINS - 1 - (tid * OWN + i)];
     uint32_t through = own;
     for (int h = 1; h < 32; h <<= 1) {
         const uint32_t before = __shfl_up_sync(0xffffffffu, through, (unsigned)h);
@@ -113,7 +119,7 @@ static __device__ __forceinline__ void topk_find(topk_shared &sh, uint32_t left)
     uint32_t before = through - own;
     for (int i = 0; i < OWN; i++) {
         if (before < left && left <= before + count[i]) {
-            sh.found[0] = (uint32_t)(TOPK_BINS - 1 - (tid * OWN + i));
+            sh.found[0] = (uint32_t)(INDEX_BINS - 1 - (tid * OWN + i));
             sh.found[1] = left - before;
         }
         before += count[i];
@@ -121,22 +127,53 @@ static __device__ __forceinline__ void topk_find(topk_shared &sh, uint32_t left)
     __syncthreads();
 }
 
+/* This lane's scores of a step of 32 * TOPK_EACH keys from `at` on. */
+static __device__ __forceinline__ void topk_load(float (&score)[TOPK_EACH], const topk_keys &all, int32_t at, int lane) {
+#pragma unroll
+    for (int i = 0; i < TOPK_EACH; i++)
+        score[i] = at + 32 * i + lane < all.n ? all.score[at + 32 * i + lane] : 0.0f;
+}
+
+/* Lists this warp's keys of at least `least` in order. Returns how many there are, listed or not. The next step's scores are on their way
+ * while one is at work. */
+static __device__ __forceinline__ int32_t topk_list(const topk_keys &all, topk_shared &sh, uint32_t least, int lane, int warp) {
+    int32_t n = 0;
+    float next[TOPK_EACH], score[TOPK_EACH];
+    topk_load(next, all, 0, lane);
+    for (int32_t at = 0; at < all.n; at += 32 * TOPK_EACH) {
+#pragma unroll
+        for (int i = 0; i < TOPK_EACH; i++)
+            score[i] = next[i];
+        topk_load(next, all, at + 32 * TOPK_EACH, lane);
+#pragma unroll
+        for (int i = 0; i < TOPK_EACH; i++) {
+            const uint32_t key = bi_order_key(score[i]);
+            const int wanted = at + 32 * i + lane < all.n && key >= least;
+            const uint32_t vote = __ballot_sync(0xffffffffu, wanted);
+            const int32_t place = n + __popc(vote & ((1u << lane) - 1));
+            if (wanted && place < TOPK_LIST) {
+                sh.key[warp][place] = key;
+                sh.position[warp][place] = all.first + at + 32 * i + lane;
+            }
+            n += __popc(vote);
+        }
+    }
+    return n;
+}
+
 /* This warp's keys in order, 32 at a time: votes of those above the k-th and those equal to it. */
-static __device__ __forceinline__ void topk_vote(const topk_slice &s, const topk_shared &sh, int32_t i, int32_t end, uint32_t kth, uint32_t *above,
-                                                 uint32_t *equal) {
-    const uint32_t key = i < end ? topk_key(s, sh, i) : 0;
-    *above = __ballot_sync(0xffffffffu, i < end && key > kth);
-    *equal = __ballot_sync(0xffffffffu, i < end && key == kth);
+static __device__ __forceinline__ void topk_vote(const topk_keys &s, int32_t i, uint32_t kth, uint32_t *above, uint32_t *equal) {
+    const uint32_t key = i < s.n ? topk_key(s, i) : 0;
+    *above = __ballot_sync(0xffffffffu, i < s.n && key > kth);
+    *equal = __ballot_sync(0xffffffffu, i < s.n && key == kth);
 }
 
 /* Writes the positions above the k-th key and the first n_tie equal to it. */
-static __device__ __forceinline__ void topk_write(const topk_slice &s, topk_shared &sh, uint32_t rank, uint32_t kth, uint32_t n_tie, int32_t first,
-                                                  int32_t *select) {
+static __device__ __forceinline__ void topk_write(const topk_keys &s, topk_shared &sh, uint32_t rank, uint32_t kth, uint32_t n_tie, int32_t *select) {
     const int tid = (int)threadIdx.x, lane = tid % 32, warp = tid / 32;
-    const int32_t begin = warp * s.per_warp, last = begin + s.per_warp, end = last < s.n ? last : s.n;
     uint32_t n_above = 0, n_equal = 0, above, equal;
-    for (int32_t i = begin; i < end; i += 32) {
-        topk_vote(s, sh, i + lane, end, kth, &above, &equal);
+    for (int32_t i = 0; i < s.n; i += 32) {
+        topk_vote(s, i + lane, kth, &above, &equal);
         n_above += (uint32_t)__popc(above);
         n_equal += (uint32_t)__popc(equal);
     }
@@ -164,22 +201,42 @@ static __device__ __forceinline__ void topk_write(const topk_slice &s, topk_shar
         before_above += sh.warp_above[w];
         before_equal += sh.warp_equal[w];
     }
-    for (int32_t i = begin; i < end; i += 32) {
-        topk_vote(s, sh, i + lane, end, kth, &above, &equal);
+    for (int32_t i = 0; i < s.n; i += 32) {
+        topk_vote(s, i + lane, kth, &above, &equal);
         const uint32_t low = (1u << lane) - 1, mine_above = before_above + (uint32_t)__popc(above & low);
         const uint32_t mine_equal = before_equal + (uint32_t)__popc(equal & low), is_equal = equal >> lane & 1;
         if ((above >> lane & 1) || (is_equal && mine_equal < n_tie))
-            select[mine_above + (mine_equal < n_tie ? mine_equal : n_tie)] = first + i + lane;
+            select[mine_above + (mine_equal < n_tie ? mine_equal : n_tie)] = s.key ? s.position[i + lane] : s.first + i + lane;
         before_above += (uint32_t)__popc(above);
         before_equal += (uint32_t)__popc(equal);
     }
 }
 
-static __global__ void __cluster_dims__(TOPK_BLOCKS, 1, 1) __launch_bounds__(TOPK_THREADS)
+/* The keys that can still be selected once the k-th is known to lie in bin sh.found[0] of the first digit: the lists of all warps of the
+ * cluster, or everything when one of them is too long. */
+static __device__ __forceinline__ topk_keys topk_narrow(const topk_keys &all, topk_shared &sh, uint32_t rank, int lane, int warp) {
+    topk_keys s = all;
+    const int32_t n = topk_list(all, sh, sh.found[0] << INDEX_DIGIT, lane, warp);
+    const int too_long = __syncthreads_or(n > TOPK_LIST);
+    if (threadIdx.x < TOPK_BLOCKS)
+        topk_remote_store(&sh.too_long[rank], threadIdx.x, (uint32_t)too_long);
+    topk_cluster_sync();
+    uint32_t any = 0;
+    for (int block = 0; block < TOPK_BLOCKS; block++)
+        any |= sh.too_long[block];
+    if (!any) {
+        s.key = sh.key[warp];
+        s.position = sh.position[warp];
+        s.n = n;
+    }
+    return s;
+}
+
+static __global__ void __cluster_dims__(TOPK_BLOCKS, 1, 1) __launch_bounds__(TOPK_THREADS, 4)
     index_topk(const index_rows r, int32_t *select, int32_t *n_select) {
     extern __shared__ __align__(128) unsigned char index_shared[];
     topk_shared &sh = *(topk_shared *)index_shared;
-    const int32_t t = (int32_t)blockIdx.x / TOPK_BLOCKS, row = r.row0 + t, tid = (int32_t)threadIdx.x;
+    const int32_t t = (int32_t)blockIdx.x / TOPK_BLOCKS, row = r.row0 + t, tid = (int32_t)threadIdx.x, lane = tid % 32, warp = tid / 32;
     const uint32_t rank = topk_cluster_rank();
     if (r.row_seg[row] < 0)
         return;
@@ -192,22 +249,26 @@ static __global__ void __cluster_dims__(TOPK_BLOCKS, 1, 1) __launch_bounds__(TOP
             out[i] = i;
         return;
     }
-    const int32_t per_warp = ((n + TOPK_BLOCKS * TOPK_WARPS - 1) / (TOPK_BLOCKS * TOPK_WARPS) + 31) / 32 * 32, per_block = per_warp * TOPK_WARPS;
-    const int32_t first = (int32_t)rank * per_block, left = n - first;
-    const topk_slice s = {r.score + t * r.score_ld + first, left < 0 ? 0 : left < per_block ? left : per_block, per_warp};
-#pragma unroll 4
-    for (int32_t i = tid; i < (s.n < TOPK_CACHED ? s.n : TOPK_CACHED); i += TOPK_THREADS)
-        sh.key[i] = bi_order_key(s.score[i]);
+    const int32_t per_warp = ((n + TOPK_BLOCKS * TOPK_WARPS - 1) / (TOPK_BLOCKS * TOPK_WARPS) + 31) / 32 * 32;
+    const int32_t first = ((int32_t)rank * TOPK_WARPS + warp) * per_warp, left = n - first;
+    topk_keys s = {NULL, NULL, r.score + t * r.score_ld + first, first, left < 0 ? 0 : left < per_warp ? left : per_warp};
     uint32_t prefix = 0, mask = 0, rest = (uint32_t)r.topk;
     for (int pass = 0; pass < 3; pass++) {
-        const int shift = pass == 0 ? 21 : pass == 1 ? 10 : 0, width = pass == 2 ? 10 : 11;
-        topk_histogram(s, sh, rank, prefix, mask, shift, width);
+        const int shift = pass == 0 ? INDEX_DIGIT : pass == 1 ? 10 : 0, width = pass == 2 ? 10 : 11;
+        if (pass == 0 && r.count) {
+            for (int32_t i = tid; i < INDEX_BINS; i += TOPK_THREADS)
+                sh.total[i] = r.count[(int64_t)t * INDEX_BINS + i];
+            topk_cluster_sync(); /* all blocks of the cluster have begun */
+        } else
+            topk_histogram(s, sh, rank, prefix, mask, shift, width);
         topk_find(sh, rest);
         prefix |= sh.found[0] << shift;
         mask |= ((1u << width) - 1) << shift;
         rest = sh.found[1];
+        if (pass == 0)
+            s = topk_narrow(s, sh, rank, lane, warp);
     }
-    topk_write(s, sh, rank, prefix, rest, first, out);
+    topk_write(s, sh, rank, prefix, rest, out);
 }
 
 #endif

@@ -27,14 +27,24 @@ static __device__ __forceinline__ void kda_arrive_expect(uint32_t barrier, int b
 }
 
 /* One warp waits for the phase of a parity; one vote keeps its threads together. */
-static __device__ __forceinline__ void kda_wait(uint32_t barrier, uint32_t parity) {
+static __device__ __forceinline__ bool kda_passed(uint32_t barrier, uint32_t parity) {
     uint32_t done;
-    do {
-        asm volatile("{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.shared.b64 p, [%1], %2;\n\tselp.u32 %0, 1, 0, p;\n\t}"
-                     : "=r"(done)
-                     : "r"(barrier), "r"(parity)
-                     : "memory");
-    } while (!__all_sync(0xffffffffu, done));
+    asm volatile("{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.shared.b64 p, [%1], %2;\n\tselp.u32 %0, 1, 0, p;\n\t}"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+    return __all_sync(0xffffffffu, done);
+}
+
+static __device__ __forceinline__ void kda_wait(uint32_t barrier, uint32_t parity) {
+    while (!kda_passed(barrier, parity))
+        ;
+}
+
+/* The same for a warp that others must not notice: it sleeps between two looks. */
+template <int NANOSECONDS> static __device__ __forceinline__ void kda_wait_asleep(uint32_t barrier, uint32_t parity) {
+    while (!kda_passed(barrier, parity))
+        __nanosleep(NANOSECONDS);
 }
 
 /* bytes a multiple of 16, both addresses too. */

@@ -122,9 +122,9 @@ static constexpr __host__ __device__ int kda_slot_mask(int n_column, int c) {
 
 /* Division by a norm. x is bf16, so the quotient's last bit hangs on 8 bits of x and 24 of n only: q = x * RN(1/n) corrected once by
  * its exact remainder equals RN(x / n) for all 2^30 pairs of significands. Nothing may underflow on the way, hence the bounds:
- * a norm below 2^20 (it is above 2^-10), and every |x| 0 or at least 2^-70. */
+ * a norm below 2^20 (it is above 2^-10), and every |x| at least 2^-70. The bound is 2^-63, above which squares are exact as well. */
 #define KDA_NORM_FAST 0x1p+20f
-enum { KDA_BF16_FAST = (127 - 70) << 7 };
+enum { KDA_BF16_FAST = (127 - 63) << 7 };
 
 static __device__ __forceinline__ float kda_divide(float x, float n, float inverse) {
     const float q = BI_MUL(x, inverse);
@@ -140,14 +140,15 @@ static __device__ __forceinline__ float kda_high(uint32_t pair) {
     return bi_f32_of(pair & 0xffff0000u);
 }
 
-/* The smaller magnitudes of two pairs; as integers, magnitudes order like the numbers. */
+/* The smaller magnitudes of two pairs, under signs of no meaning. Of a NaN and a number it is the number: a NaN shows in the norm. */
 static __device__ __forceinline__ uint32_t kda_least(uint32_t least, uint32_t pair) {
-    return __vminu2(least, pair & 0x7fff7fffu);
+    asm("min.xorsign.abs.bf16x2 %0, %0, %1;" : "+r"(least) : "r"(pair));
+    return least;
 }
 
-/* No magnitude of a pair of least ones lies under the bound. Zeros do too, and take the slow way. */
+/* No magnitude of a pair of least ones lies under the bound. Zeros do, and take the slow way. */
 static __device__ __forceinline__ bool kda_pair_fast(uint32_t least) {
-    return (least & 0xffffu) >= KDA_BF16_FAST && (least >> 16) >= KDA_BF16_FAST;
+    return (least & 0x7fffu) >= KDA_BF16_FAST && (least >> 16 & 0x7fffu) >= KDA_BF16_FAST;
 }
 
 #endif

@@ -1,12 +1,13 @@
 /* bi_kda_prefill: the recurrence over segments of two rows and more, head size 128.      Contract: N-KDA-2, N-KDA-3, N-KDA-4
  *
- * Grid (groups of columns of all heads / 16, some of the segments), block 256: four warps run the recurrence, up to
- * four prepare its operands, one of each on every scheduler. Shared memory: a ring of SLOTS stages, a stage 8 tokens of each head that
- * the block touches (one or two) as f32 rows ak, a, k, q, v, beta; behind it one buffer a preparing warp for the rows as they come, 8
- * tokens of one head, filled by bulk copies a stage or more ahead.
+ * Grid (groups of columns of all heads / GROUPS, some of the segments): WORKERS warps of a block run the recurrence, PREPARING warps
+ * prepare its operands. Shared memory: a ring of SLOTS stages, a stage 8 tokens of each head that the block touches (one or two) as rows
+ * ak, a, k, q in f32, v in bf16 and beta; behind it one buffer a preparing warp for the rows of q and k as they come. Bulk copies bring
+ * those, a stage or more ahead, and a and v straight into their stage as soon as it is free.
  *
  * A barrier tells phases apart by parity only, so nobody may run two phases ahead: the rows of one head in one slot are always prepared by
- * the same warp, which cannot begin a use of the slot before its last one was given back.
+ * the same warp, which cannot begin a use of the slot before its last one was given back. A preparing warp that has to wait sleeps: its
+ * polls would take issue slots from the recurrence.
  *
  * The order of every sum is the clause's: eight threads are its eight lanes, with 16 keys of C value columns each, two chains a
  * column, then the folds of bi_kda_parts.cuh; the squares of N-SUM meet in kda_sums8. C, the number of blocks an SM and of segments at
@@ -18,58 +19,60 @@
 #include "bi_kda_parts.cuh"
 
 enum {
-    KDA_WORKERS = 4,                             /* warps of each kind */
-    KDA_GROUPS = KDA_WORKERS * 32 / KDA_LANES,   /* column groups a block */
     KDA_KEYS_LANE = KDA_D_FAST / KDA_LANES,
-    /* A prepared row, in floats; 4 of padding keep it a multiple of 16 bytes. */
+    /* A prepared row, in floats; v takes half of its place, and the 4 behind it keep the row a multiple of 16 bytes. */
     KDA_AT_AK = 0,
     KDA_AT_A = KDA_D_FAST,
     KDA_AT_K = 2 * KDA_D_FAST,
     KDA_AT_Q = 3 * KDA_D_FAST,
     KDA_AT_V = 4 * KDA_D_FAST,
-    KDA_AT_BETA = 5 * KDA_D_FAST,
-    KDA_ROW = 5 * KDA_D_FAST + 4,
+    KDA_AT_BETA = KDA_AT_V + KDA_D_FAST / 2,
+    KDA_ROW = KDA_AT_BETA + 4,
     KDA_HEAD_BYTES = KDA_TILE * KDA_ROW * 4,
-    /* Rows as they come: q, k, v bf16, a f32, each (8, 128); then the norms, four floats a token. */
+    /* Rows of q and k as they come, (8, 128) bf16 each; then the norms, four floats a token. */
     KDA_RAW_K = KDA_TILE * KDA_D_FAST * 2,
-    KDA_RAW_V = 2 * KDA_RAW_K,
-    KDA_RAW_A = 3 * KDA_RAW_K,
-    KDA_RAW_NORM = KDA_RAW_A + KDA_TILE * KDA_D_FAST * 4,
+    KDA_RAW_NORM = 2 * KDA_RAW_K,
     KDA_RAW_BYTES = KDA_RAW_NORM + KDA_TILE * 16,
-    KDA_RAW_ROW_BYTES = KDA_D_FAST * (3 * 2 + 4),
-    KDA_PREFILL_ROWS = 2 /* shorter segments are the decode kernel's */
+    KDA_PREFILL_ROWS = 2, /* shorter segments are the decode kernel's */
+    KDA_SLEEP_NS = 500    /* a stage takes the recurrence two microseconds and more */
 };
 static_assert(KDA_HEAD_BYTES % 128 == 0 && KDA_RAW_BYTES % 128 == 0, "regions of shared memory stay aligned");
 
-/* A tiling: columns a thread, heads a block can touch, stages of the ring, blocks an SM. Two blocks an SM hide each other's latencies;
- * the preparing warps give up registers for it, and shared memory is left for three stages only. */
-template <int COLUMNS_, int HEADS_> struct kda_tile {
-    static constexpr int COLUMNS = COLUMNS_, HEADS = HEADS_, BLOCKS = COLUMNS_ == 8 ? 2 : 1, SLOTS = BLOCKS == 2 ? 3 : 4;
-    static constexpr int PREPARING = SLOTS, TURNS = PREPARING / HEADS; /* warps at work; stages that are prepared at a time */
-    static constexpr int PER_HEAD = (KDA_D_FAST + COLUMNS - 1) / COLUMNS;
-    static constexpr int BYTES = SLOTS * HEADS * KDA_HEAD_BYTES + PREPARING * KDA_RAW_BYTES + 8 * (2 * SLOTS + PREPARING);
-    static_assert(PREPARING <= KDA_WORKERS && PREPARING % HEADS == 0 && SLOTS % TURNS == 0, "a slot belongs to a warp");
-    static_assert(HEADS == 2 || PER_HEAD % KDA_GROUPS == 0, "a block of one head");
-    static_assert(BYTES <= 227 * 1024 / BLOCKS - 1024, "shared memory of an SM");
+/* A tiling: columns a thread, heads a block can touch, warps that run the recurrence. With eight columns they are two on a scheduler
+ * and hide each other's latencies. */
+template <int COLUMNS_, int HEADS_, int WORKERS_> struct kda_tile {
+    static constexpr int COLUMNS = COLUMNS_, HEADS = HEADS_, WORKERS = WORKERS_, SLOTS = 4;
+    static constexpr int GROUPS = WORKERS * 32 / KDA_LANES; /* of columns, a block */
+    static constexpr int PREPARING = WORKERS == 8 ? 4 : SLOTS * HEADS, TURNS = PREPARING / HEADS; /* stages prepared at a time */
+    static constexpr int PER_HEAD = (KDA_D_FAST + COLUMNS - 1) / COLUMNS, THREADS = (WORKERS + PREPARING) * 32;
+    static constexpr int BYTES = SLOTS * HEADS * KDA_HEAD_BYTES + PREPARING * KDA_RAW_BYTES + 8 * (2 * SLOTS + 2 * PREPARING);
+    /* Registers a thread of either kind; UNEVEN: the recurrence takes some from the preparing warps. It would wait forever for too many. */
+    static constexpr bool UNEVEN = WORKERS == 8 || HEADS == 2;
+    static constexpr int MORE = WORKERS == 8 ? 224 : 240, FEWER = WORKERS == 8 ? 56 : 128, EVEN = 65536 / THREADS / 8 * 8;
+    static_assert(!UNEVEN || WORKERS * MORE + PREPARING * FEWER <= (WORKERS + PREPARING) * EVEN, "registers of a block");
+    static_assert(SLOTS % TURNS == 0, "a slot belongs to a warp");
+    static_assert(HEADS == 2 || PER_HEAD % GROUPS == 0, "a block of one head");
+    static_assert(BYTES <= 227 * 1024, "shared memory of an SM");
 };
 
 /* Where the parts of a block's shared memory lie, and which heads it works on. */
 struct kda_block {
     unsigned char *stage, *raw;
-    uint32_t full, empty, arrived; /* barriers: SLOTS, SLOTS, PREPARING */
-    int head, n_head;              /* the first one, 1 or 2 of them */
+    uint32_t full, empty, raw_in, stage_in; /* barriers: SLOTS, SLOTS, PREPARING, PREPARING */
+    int head, n_head;                       /* the first one, 1 or 2 of them */
 };
 
 template <class T> static __device__ __forceinline__ kda_block kda_block_of(unsigned char *memory, int n_head) {
-    const int first = (int)blockIdx.x * KDA_GROUPS;
-    int last = (first + KDA_GROUPS - 1) / T::PER_HEAD;
+    const int first = (int)blockIdx.x * T::GROUPS;
+    int last = (first + T::GROUPS - 1) / T::PER_HEAD;
     last = last < n_head ? last : n_head - 1;
     kda_block block;
     block.stage = memory;
     block.raw = memory + T::SLOTS * T::HEADS * KDA_HEAD_BYTES;
     block.full = kda_shared(block.raw + T::PREPARING * KDA_RAW_BYTES);
     block.empty = block.full + 8 * T::SLOTS;
-    block.arrived = block.empty + 8 * T::SLOTS;
+    block.raw_in = block.empty + 8 * T::SLOTS;
+    block.stage_in = block.raw_in + 8 * T::PREPARING;
     block.head = first / T::PER_HEAD;
     block.n_head = last - block.head + 1;
     return block;
@@ -94,27 +97,39 @@ template <class F> static __device__ __forceinline__ void kda_each_segment(const
 
 /* ---- the preparing warps ---- */
 
-/* Starts the copies of tokens begin .. begin + n_tok - 1 of a head into a raw buffer: a thread a row of an array. */
-static __device__ __forceinline__ void kda_fetch(const kda_launch &p, int row, int n_tok, int head, unsigned char *raw,
-                                                 uint32_t arrived, int lane) {
+/* Starts the copies of rows of q and k of tokens row .. row + n_tok - 1 into a raw buffer: a thread a row of an array. */
+static __device__ __forceinline__ void kda_fetch_raw(const kda_launch &p, int row, int n_tok, int head, unsigned char *raw,
+                                                     uint32_t barrier, int lane) {
     if (lane == 0)
-        kda_arrive_expect(arrived, n_tok * KDA_RAW_ROW_BYTES);
+        kda_arrive_expect(barrier, n_tok * 2 * KDA_D_FAST * 2);
     __syncwarp();
-    const int t = lane >> 2, array = lane & 3;
+    const int t = lane >> 1, array = lane & 1;
+    if (t < n_tok)
+        kda_copy(kda_shared(raw) + (uint32_t)(array * KDA_RAW_K + t * KDA_D_FAST * 2),
+                 (array ? p.k : p.q) + (int64_t)(row + t) * p.ld + (int64_t)head * KDA_D_FAST, KDA_D_FAST * 2, barrier);
+}
+
+/* And those of a and v, which need no work, into their stage. */
+static __device__ __forceinline__ void kda_fetch_stage(const kda_launch &p, int row, int n_tok, int head, unsigned char *stage,
+                                                       uint32_t barrier, int lane) {
+    if (lane == 0)
+        kda_arrive_expect(barrier, n_tok * KDA_D_FAST * (2 + 4));
+    __syncwarp();
+    const int t = lane >> 1;
     if (t >= n_tok)
         return;
-    const int64_t at = (int64_t)(row + t) * p.ld + (int64_t)head * KDA_D_FAST;
-    if (array == 3)
-        kda_copy(kda_shared(raw + KDA_RAW_A) + (uint32_t)t * KDA_D_FAST * 4,
-                 p.a + ((int64_t)(row + t) * p.n_head + head) * KDA_D_FAST, KDA_D_FAST * 4, arrived);
+    const uint32_t to = kda_shared(stage) + (uint32_t)(t * KDA_ROW * 4);
+    if (lane & 1)
+        kda_copy(to + KDA_AT_V * 4, p.v + (int64_t)(row + t) * p.ld + (int64_t)head * KDA_D_FAST, KDA_D_FAST * 2, barrier);
     else
-        kda_copy(kda_shared(raw) + (uint32_t)(array * KDA_RAW_K + t * KDA_D_FAST * 2),
-                 (array == 0 ? p.q : array == 1 ? p.k : p.v) + at, KDA_D_FAST * 2, arrived);
+        kda_copy(to + KDA_AT_A * 4, p.a + ((int64_t)(row + t) * p.n_head + head) * KDA_D_FAST, KDA_D_FAST * 4, barrier);
 }
 
 /* SUM(x*x) of eight rows of 128 bf16 at once; thread 4t + i gets that of row t. A thread reads elements 2 lane, + 1, + 64, + 65 of
  * each row, so that the folds by 128 (zeros) and 64 are its own, 32, 16 and 8 hand rows to partners (slot i is row i ^ (lane / 4), so
- * the upper half goes), 4 hands over the odd or even elements, and 2 and 1 add what is left. */
+ * the upper half goes), 4 hands over the odd or even elements, and 2 and 1 add what is left. FUSED: every square is exact, so that one of
+ * each first two need not be rounded by itself. */
+template <bool FUSED>
 static __device__ __forceinline__ float kda_sums8(const unsigned char *rows, int lane, uint32_t *least) {
     float even[KDA_TILE], odd[KDA_TILE];
 #pragma unroll
@@ -122,8 +137,13 @@ static __device__ __forceinline__ float kda_sums8(const unsigned char *rows, int
         const uint32_t *row = (const uint32_t *)(rows + (i ^ (lane >> 2)) * (KDA_D_FAST * 2)) + lane;
         const uint32_t x = row[0], y = row[32];
         *least = kda_least(kda_least(*least, x), y);
-        even[i] = BI_ADD(BI_MUL(kda_low(x), kda_low(x)), BI_MUL(kda_low(y), kda_low(y)));
-        odd[i] = BI_ADD(BI_MUL(kda_high(x), kda_high(x)), BI_MUL(kda_high(y), kda_high(y)));
+        if constexpr (FUSED) {
+            even[i] = BI_FMA(kda_low(x), kda_low(x), BI_MUL(kda_low(y), kda_low(y)));
+            odd[i] = BI_FMA(kda_high(x), kda_high(x), BI_MUL(kda_high(y), kda_high(y)));
+        } else {
+            even[i] = BI_ADD(BI_MUL(kda_low(x), kda_low(x)), BI_MUL(kda_low(y), kda_low(y)));
+            odd[i] = BI_ADD(BI_MUL(kda_high(x), kda_high(x)), BI_MUL(kda_high(y), kda_high(y)));
+        }
     }
 #pragma unroll
     for (int half = KDA_TILE / 2; half >= 1; half /= 2)
@@ -138,10 +158,19 @@ static __device__ __forceinline__ float kda_sums8(const unsigned char *rows, int
     return BI_ADD(sum, kda_swap(sum, 2));
 }
 
+/* Out of line: it is rare, and its registers are not to be had. */
+static __device__ __noinline__ float kda_sums8_slow(const unsigned char *rows, int lane) {
+    uint32_t least = 0;
+    return kda_sums8<false>(rows, lane, &least);
+}
+
 /* Norms of the tokens in a raw buffer, and faults; true when kda_divide may be used for all of them. */
 static __device__ __forceinline__ bool kda_norms8(const kda_launch &p, unsigned char *raw, int row, int n_tok, int lane) {
     uint32_t least = 0x7fff7fffu;
-    const float k_sum = kda_sums8(raw + KDA_RAW_K, lane, &least), q_sum = kda_sums8(raw, lane, &least);
+    float k_sum = kda_sums8<true>(raw + KDA_RAW_K, lane, &least), q_sum = kda_sums8<true>(raw, lane, &least);
+    const bool large = __all_sync(0xffffffffu, kda_pair_fast(least));
+    if (!large)
+        k_sum = kda_sums8_slow(raw + KDA_RAW_K, lane), q_sum = kda_sums8_slow(raw, lane);
     const int t = lane >> 2;
     const float k_norm = BI_SQRT(BI_ADD(k_sum, BI_KDA_L2_EPS)), q_norm = BI_SQRT(BI_ADD(q_sum, BI_KDA_L2_EPS));
     if ((lane & 3) == 0) {
@@ -151,7 +180,7 @@ static __device__ __forceinline__ bool kda_norms8(const kda_launch &p, unsigned 
             bi_cuda_fault(p.fault, row + t, q_sum);
         }
     }
-    const bool fast = kda_pair_fast(least) && k_norm < KDA_NORM_FAST && q_norm < KDA_NORM_FAST;
+    const bool fast = large && k_norm < KDA_NORM_FAST && q_norm < KDA_NORM_FAST;
     return __all_sync(0xffffffffu, fast);
 }
 
@@ -167,7 +196,7 @@ static __device__ __forceinline__ float4 kda_mul4(float4 x, float4 y) {
     return make_float4(BI_MUL(x.x, y.x), BI_MUL(x.y, y.y), BI_MUL(x.z, y.z), BI_MUL(x.w, y.w));
 }
 
-/* The rows of n_tok tokens, four elements of each array a thread. */
+/* The rows ak, k and q of n_tok tokens, four elements of each a thread; a is there. */
 template <bool FAST>
 static __device__ __forceinline__ void kda_rows8(const unsigned char *raw, unsigned char *stage, int n_tok, float scale, int lane) {
     const float4 scales = make_float4(scale, scale, scale, scale);
@@ -175,15 +204,13 @@ static __device__ __forceinline__ void kda_rows8(const unsigned char *raw, unsig
     for (int t = 0; t < n_tok; t++) {
         const float4 norm = *(const float4 *)(raw + KDA_RAW_NORM + t * 16);
         const uint2 *in = (const uint2 *)(raw + t * KDA_D_FAST * 2) + lane;
-        const uint2 q = in[0], k = in[KDA_RAW_K / 8], v = in[KDA_RAW_V / 8];
-        const float4 a = *((const float4 *)(raw + KDA_RAW_A + t * KDA_D_FAST * 4) + lane);
+        const uint2 q = in[0], k = in[KDA_RAW_K / 8];
+        float4 *row = (float4 *)(stage + t * KDA_ROW * 4) + lane;
+        const float4 a = row[KDA_AT_A / 4];
         const float4 k_unit = kda_unit<FAST>(k, norm.x, norm.y);
-        float4 *out = (float4 *)(stage + t * KDA_ROW * 4) + lane;
-        out[KDA_AT_AK / 4] = kda_mul4(a, k_unit);
-        out[KDA_AT_A / 4] = a;
-        out[KDA_AT_K / 4] = k_unit;
-        out[KDA_AT_Q / 4] = kda_mul4(kda_unit<FAST>(q, norm.z, norm.w), scales);
-        out[KDA_AT_V / 4] = make_float4(kda_low(v.x), kda_high(v.x), kda_low(v.y), kda_high(v.y));
+        row[KDA_AT_AK / 4] = kda_mul4(a, k_unit);
+        row[KDA_AT_K / 4] = k_unit;
+        row[KDA_AT_Q / 4] = kda_mul4(kda_unit<FAST>(q, norm.z, norm.w), scales);
     }
 }
 
@@ -199,14 +226,15 @@ template <class T> static __device__ __forceinline__ void kda_prepare(const kda_
     if (warp >= T::PREPARING || head_slot >= block.n_head)
         return;
     unsigned char *raw = block.raw + warp * KDA_RAW_BYTES;
-    const uint32_t arrived = block.arrived + 8 * (uint32_t)warp, turn = (uint32_t)(warp / T::HEADS);
+    const uint32_t raw_in = block.raw_in + 8 * (uint32_t)warp, stage_in = block.stage_in + 8 * (uint32_t)warp;
+    const uint32_t turn = (uint32_t)(warp / T::HEADS);
     uint32_t stage0 = 0, n_fetched = 0;
     kda_each_segment(p, lane, [&](const bi_seg seg) {
         const int n_stage = (seg.n_row + KDA_TILE - 1) / KDA_TILE;
         float beta = 0.0f;
         auto fetch = [&](int n) {
             const int row = seg.row + n * KDA_TILE, n_tok = kda_stage_tokens(seg, n);
-            kda_fetch(p, row, n_tok, head, raw, arrived, lane);
+            kda_fetch_raw(p, row, n_tok, head, raw, raw_in, lane);
             if (lane < n_tok)
                 beta = p.beta[(int64_t)(row + lane) * p.n_head + head];
             __syncwarp();
@@ -218,10 +246,12 @@ template <class T> static __device__ __forceinline__ void kda_prepare(const kda_
             const int n_tok = kda_stage_tokens(seg, n);
             const uint32_t number = stage0 + (uint32_t)n, slot = number % T::SLOTS;
             unsigned char *stage = kda_slot<T>(block, slot, head_slot);
-            kda_wait(arrived, n_fetched++ & 1);
+            kda_wait_asleep<KDA_SLEEP_NS>(block.empty + 8 * slot, (number / T::SLOTS & 1) ^ 1);
+            kda_fetch_stage(p, seg.row + n * KDA_TILE, n_tok, head, stage, stage_in, lane);
+            kda_wait_asleep<KDA_SLEEP_NS>(raw_in, n_fetched & 1);
             const bool fast = kda_norms8(p, raw, seg.row + n * KDA_TILE, n_tok, lane);
             __syncwarp();
-            kda_wait(block.empty + 8 * slot, (number / T::SLOTS & 1) ^ 1);
+            kda_wait_asleep<KDA_SLEEP_NS>(stage_in, n_fetched++ & 1);
             if (fast)
                 kda_rows8<true>(raw, stage, n_tok, p.scale, lane);
             else
@@ -257,7 +287,7 @@ template <class T>
 static __device__ __forceinline__ kda_thread<T::COLUMNS> kda_thread_of(const kda_launch &p, const kda_block &block, int warp, int lane) {
     constexpr int C = T::COLUMNS, per_head = T::PER_HEAD;
     kda_thread<C> me;
-    int group = (int)blockIdx.x * KDA_GROUPS + warp * (32 / KDA_LANES) + lane / KDA_LANES;
+    int group = (int)blockIdx.x * T::GROUPS + warp * (32 / KDA_LANES) + lane / KDA_LANES;
     me.live = group < p.n_head * per_head;
     group = me.live ? group : p.n_head * per_head - 1;
     me.lane = lane % KDA_LANES;
@@ -342,13 +372,13 @@ template <int C> struct kda_pending {
 template <int C>
 static __device__ __forceinline__ void kda_run_stage(const kda_thread<C> &me, const float *row, int n_tok, int64_t out_step,
                                                      float (&s)[C][KDA_KEYS_LANE], kda_pending<C> &before) {
-    const float *keys = row + 4 * me.lane, *value = row + KDA_AT_V + me.column + me.own;
-    const float *beta_at = row + KDA_AT_BETA;
+    const float *keys = row + 4 * me.lane, *beta_at = row + KDA_AT_BETA;
+    const bi_bf16 *value = (const bi_bf16 *)(row + KDA_AT_V) + me.column + me.own;
     float ak[KDA_KEYS_LANE], a[KDA_KEYS_LANE], k[KDA_KEYS_LANE], q[KDA_KEYS_LANE];
     kda_load_keys(keys + KDA_AT_AK, ak);
 #pragma unroll 1
     for (int t = 0; t < n_tok; t++) {
-        const float beta = *beta_at, v = *value;
+        const float beta = *beta_at, v = bi_widen(*value);
         float r[C], u[C];
         kda_load_keys(keys + KDA_AT_A, a);
         kda_dot_lane(s, ak, r);
@@ -372,7 +402,7 @@ static __device__ __forceinline__ void kda_run_stage(const kda_thread<C> &me, co
                 s[c][n] = BI_FMA(k[n], u[c], s[c][n]);
         /* The last token of a stage loads itself again: the next stage may not be there yet. */
         const int step = t + 1 < n_tok ? KDA_ROW : 0;
-        keys += step, value += step, beta_at += step;
+        keys += step, value += 2 * step, beta_at += step;
         kda_load_keys(keys + KDA_AT_AK, ak);
         kda_dot_lane(s, q, before.part);
     }
@@ -414,27 +444,27 @@ template <class T> static __device__ __forceinline__ void kda_recur(const kda_la
     });
 }
 
-template <class T> static __global__ void __launch_bounds__(2 * KDA_WORKERS * 32, T::BLOCKS) kda_prefill(kda_launch p) {
+template <class T> static __global__ void __launch_bounds__(T::THREADS, 1) kda_prefill(kda_launch p) {
     extern __shared__ __align__(128) unsigned char memory[];
     const kda_block block = kda_block_of<T>(memory, p.n_head);
     const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x >> 5, 0), lane = (int)threadIdx.x & 31;
     if (threadIdx.x == 0) {
         for (int i = 0; i < T::SLOTS; i++) {
             kda_barrier_init(block.full + 8 * i, block.n_head);
-            kda_barrier_init(block.empty + 8 * i, KDA_WORKERS);
+            kda_barrier_init(block.empty + 8 * i, T::WORKERS);
         }
         for (int i = 0; i < T::PREPARING; i++)
-            kda_barrier_init(block.arrived + 8 * i, 1);
+            kda_barrier_init(block.raw_in + 8 * i, 1), kda_barrier_init(block.stage_in + 8 * i, 1);
         kda_barrier_publish();
     }
     __syncthreads();
-    if (warp >= KDA_WORKERS) {
-        if constexpr (T::BLOCKS == 2)
-            kda_registers_fewer<48>();
-        kda_prepare<T>(p, block, warp - KDA_WORKERS, lane);
+    if (warp >= T::WORKERS) {
+        if constexpr (T::UNEVEN)
+            kda_registers_fewer<T::FEWER>();
+        kda_prepare<T>(p, block, warp - T::WORKERS, lane);
     } else {
-        if constexpr (T::BLOCKS == 2)
-            kda_registers_more<208>();
+        if constexpr (T::UNEVEN)
+            kda_registers_more<T::MORE>();
         kda_recur<T>(p, block, warp, lane);
     }
 }
@@ -443,15 +473,15 @@ template <class T> static __global__ void __launch_bounds__(2 * KDA_WORKERS * 32
 
 typedef struct kda_tiling {
     int columns;
-    int per_sm;
-    int cycles; /* a token, measured or between measured ones, with per_sm blocks on every SM */
+    int groups; /* of columns, a block */
+    int cycles; /* a token, measured or between measured ones, with a block on every SM */
 } kda_tiling;
 
-static const kda_tiling TILING[] = {{1, 1, 330}, {2, 1, 380}, {3, 1, 470}, {4, 1, 560}, {6, 1, 735}, {8, 2, 1540}};
+static const kda_tiling TILING[] = {{1, 16, 330}, {2, 16, 380}, {3, 16, 470}, {4, 16, 560}, {6, 16, 735}, {8, 32, 1680}};
 
 /* Blocks that one segment needs. */
 static int64_t blocks_of(const kda_tiling *tiling, int n_head) {
-    return bi_ceil_div((int64_t)n_head * ((KDA_D_FAST + tiling->columns - 1) / tiling->columns), KDA_GROUPS);
+    return bi_ceil_div((int64_t)n_head * ((KDA_D_FAST + tiling->columns - 1) / tiling->columns), tiling->groups);
 }
 
 /* The tiling with the shortest estimated time for n_seg segments of n_row rows. */
@@ -459,7 +489,7 @@ static int choose(const bi_ctx *ctx, int n_head, int64_t n_seg) {
     int best = 0;
     int64_t best_time = INT64_MAX;
     for (int i = 0; i < (int)(sizeof TILING / sizeof TILING[0]); i++) {
-        const int64_t waves = bi_ceil_div(blocks_of(&TILING[i], n_head) * n_seg, (int64_t)ctx->n_sm * TILING[i].per_sm);
+        const int64_t waves = bi_ceil_div(blocks_of(&TILING[i], n_head) * n_seg, ctx->n_sm);
         const int64_t time = waves * TILING[i].cycles;
         if (time < best_time)
             best = i, best_time = time;
@@ -470,7 +500,7 @@ static int choose(const bi_ctx *ctx, int n_head, int64_t n_seg) {
 template <class T> static br_status launch(bi_ctx *ctx, const kda_launch *p, dim3 grid) {
     if (cudaFuncSetAttribute(kda_prefill<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, T::BYTES) != cudaSuccess)
         return br_fail(BR_E_DEVICE, "kda: the GPU refused %d bytes of shared memory: expected an H100 or H200", T::BYTES);
-    kda_prefill<T><<<grid, 2 * KDA_WORKERS * 32, T::BYTES, ctx->stream>>>(*p);
+    kda_prefill<T><<<grid, T::THREADS, T::BYTES, ctx->stream>>>(*p);
     return bi_cuda_launched(ctx, BI_K_kda_prefill, "kda");
 }
 
@@ -485,16 +515,16 @@ br_status bi_kda_prefill_fast(bi_ctx *ctx, const kda_launch *p, int32_t n_row, i
     const dim3 grid((unsigned)blocks_of(&TILING[tiling], p->n_head), (unsigned)side_by_side);
     switch (TILING[tiling].columns) {
     case 1:
-        return launch<kda_tile<1, 1>>(ctx, p, grid);
+        return launch<kda_tile<1, 1, 4>>(ctx, p, grid);
     case 2:
-        return launch<kda_tile<2, 1>>(ctx, p, grid);
+        return launch<kda_tile<2, 1, 4>>(ctx, p, grid);
     case 3:
-        return launch<kda_tile<3, 2>>(ctx, p, grid);
+        return launch<kda_tile<3, 2, 4>>(ctx, p, grid);
     case 4:
-        return launch<kda_tile<4, 1>>(ctx, p, grid);
+        return launch<kda_tile<4, 1, 4>>(ctx, p, grid);
     case 6:
-        return launch<kda_tile<6, 2>>(ctx, p, grid);
+        return launch<kda_tile<6, 2, 4>>(ctx, p, grid);
     default:
-        return launch<kda_tile<8, 1>>(ctx, p, grid);
+        return launch<kda_tile<8, 2, 8>>(ctx, p, grid);
     }
 }

@@ -2,9 +2,10 @@
  *
  * BI_FORM_BF16 is row-major (n_out, ld) with ld = n_in rounded up to 16, zeros there, and bytes rounded up to 256, so that rows
  * are 16-byte aligned and matrices of a stack 256-byte aligned.
- * Up to DENSE_SMALL_ROWS rows, T and y come from one launch of the own kernel (bi_linear_tile.cuh: order, grid, shared
- * memory), whose weights pass once. More rows: cuBLASLt makes the base chain where it may (bi_linear_lt.cu), else the own
- * kernel; with adapters T has a launch of its own and the chains are continued from a base in f32 (bi_linear_lora.cu). */
+ * Up to DENSE_SMALL_ROWS rows, T and y come from one launch of an own kernel, whose weights pass once: bi_linear_stream.cu, or up to
+ * 16 rows without adapters bi_linear_tile.cuh (order, grid, shared memory there). A group of maps is one launch of the former.
+ * More rows: cuBLASLt makes the base chain where it may (bi_linear_lt.cu), else the tiles; with adapters T has a launch of its
+ * own and the chains are continued from a base in f32 that the second-level cache still has (bi_linear_lora.cu). */
 #include "bi_linear_tile.cuh"
 
 /* ---- packing --------------------------------------------------------------------------------------------------------- */
@@ -65,20 +66,7 @@ typedef struct tile_form {
     {dense_kernel<dense_shape<__VA_ARGS__>>, dense_shape<__VA_ARGS__>::ROWS, dense_shape<__VA_ARGS__>::TOKENS,          \
      dense_shape<__VA_ARGS__>::THREADS, dense_shape<__VA_ARGS__>::STAGES * dense_shape<__VA_ARGS__>::STAGE_BYTES}
 
-typedef enum form_name {
-    FORM_8_FEW,
-    FORM_8,
-    FORM_16_FEW,
-    FORM_16,
-    FORM_32,
-    FORM_64_FEW,
-    FORM_64,
-    FORM_64_WIDE,
-    FORM_MANY,
-    FORM_T,
-    FORM_ANY,
-    FORM_COUNT
-} form_name;
+typedef enum form_name { FORM_8_FEW, FORM_8, FORM_16_FEW, FORM_16, FORM_MANY, FORM_T, FORM_ANY, FORM_COUNT } form_name;
 
 /* warps M, N; fragments of a warp M, N; columns a stage; stages; x 16 bytes at a time. `few`: for maps of few outputs, whose
  * tiles must still reach every SM. */
@@ -87,10 +75,6 @@ static const tile_form FORM[FORM_COUNT] = {
     TILE_FORM(4, 1, 1, 1, 128, 4, true),  /* FORM_8: 64 x 8, 72 KiB */
     TILE_FORM(2, 1, 1, 2, 128, 5, true),  /* FORM_16_FEW: 32 x 16, 60 KiB */
     TILE_FORM(4, 1, 1, 2, 128, 4, true),  /* FORM_16: 64 x 16, 80 KiB */
-    TILE_FORM(4, 1, 1, 4, 64, 6, true),   /* FORM_32: 64 x 32, 72 KiB */
-    TILE_FORM(4, 1, 1, 8, 64, 5, true),   /* FORM_64_FEW: 64 x 64, 80 KiB */
-    TILE_FORM(4, 1, 2, 8, 64, 4, true),   /* FORM_64: 128 x 64, 96 KiB */
-    TILE_FORM(8, 1, 2, 8, 64, 5, true),   /* FORM_64_WIDE: 256 x 64, 200 KiB: x is read least often */
     TILE_FORM(2, 4, 4, 4, 64, 3, true),   /* FORM_MANY: 128 x 128, 96 KiB */
     TILE_FORM(1, 4, 2, 2, 64, 6, true),   /* FORM_T: 32 x 64, 72 KiB */
     TILE_FORM(4, 1, 1, 8, 64, 2, false),  /* FORM_ANY: 64 x 64, 32 KiB */
@@ -104,16 +88,12 @@ static int is_aligned(const dense_job *job) {
 static const tile_form *form_of(const bi_ctx *ctx, const dense_job *job) {
     const int64_t tiles_64 = job->n_head * bi_ceil_div(job->n_out, 64);
     const int few = tiles_64 * 4 < ctx->n_sm * 5;
-    if (!is_aligned(job))
+    if (!is_aligned(job) || (job->n_row > 16 && job->n_row <= DENSE_SMALL_ROWS))
         return &FORM[FORM_ANY];
     if (job->n_row <= 8)
         return &FORM[few ? FORM_8_FEW : FORM_8];
     if (job->n_row <= 16)
         return &FORM[few ? FORM_16_FEW : FORM_16];
-    if (job->n_row <= 32)
-        return &FORM[FORM_32];
-    if (job->n_row <= DENSE_SMALL_ROWS)
-        return &FORM[tiles_64 < 3 * ctx->n_sm ? FORM_64_FEW : tiles_64 < 5 * ctx->n_sm ? FORM_64 : FORM_64_WIDE];
     return &FORM[FORM_MANY];
 }
 
@@ -140,13 +120,27 @@ br_status bi_dense_tiles(bi_ctx *ctx, const dense_job *job, cudaStream_t stream)
     return bi_cuda_launched(ctx, job->n_row <= DENSE_SMALL_ROWS ? BI_K_linear_small : BI_K_linear_tile, "linear");
 }
 
+/* Whether the streaming form is the faster one: measured. Up to 16 rows it pays for maps too small for tiles of 64 outputs, and for the
+ * head. */
+static int streams(const bi_ctx *ctx, const dense_job *job) {
+    const int64_t tiles_64 = job->n_head * bi_ceil_div(job->n_out, 64);
+    const int wanted = job->n_row > 16 || 2 * tiles_64 < ctx->n_sm || (job->n_head == 1 && tiles_64 > 1024);
+    return job->n_row <= DENSE_SMALL_ROWS && wanted && ((const dense_state *)ctx->dense)->encode && is_aligned(job);
+}
+
+/* Whether cuBLASLt is: also for few rows where chains are short and outputs are many. */
+static int by_library(const bi_ctx *ctx, const dense_job *job) {
+    const int short_chains = job->n_row > 8 && job->n_head == 1 && job->n_in <= 2048 && job->n_out >= 16384;
+    return (job->n_row > DENSE_SMALL_ROWS || short_chains) && ((const dense_state *)ctx->dense)->lt && bi_dense_lt_fits(job);
+}
+
 br_status bi_dense_base(bi_ctx *ctx, const dense_job *job) {
-    dense_state *state = (dense_state *)ctx->dense;
+    const dense_state *state = (const dense_state *)ctx->dense;
     int done = 0;
-    if (job->n_row <= DENSE_SMALL_ROWS && state->encode && is_aligned(job))
-        BR_TRY(bi_dense_stream(ctx, job, &done));
-    else if (job->n_row > DENSE_SMALL_ROWS && state->lt && bi_dense_lt_fits(job))
+    if (by_library(ctx, job))
         BR_TRY(bi_dense_lt_run(ctx, state->lt, job, &done));
+    if (!done && streams(ctx, job))
+        BR_TRY(bi_dense_stream(ctx, job, 1, &done));
     return done ? BR_OK : bi_dense_tiles(ctx, job, ctx->stream);
 }
 
@@ -313,11 +307,6 @@ static br_status run_part(bi_ctx *ctx, const dense_job *job, float *base) {
 static br_status run_large(bi_ctx *ctx, const dense_job *job, float *base, int64_t base_bytes) {
     launch(&FORM[is_aligned(job) ? FORM_T : FORM_ANY], job, 1, 0, NULL, ctx->stream);
     BR_TRY(bi_cuda_launched(ctx, BI_K_lora_t, "linear"));
-    int done = 0;
-    if (((const dense_state *)ctx->dense)->encode && is_aligned(job))
-        BR_TRY(bi_dense_wide(ctx, job, &done));
-    if (done)
-        return BR_OK;
     const dense_part part = part_of(ctx, job, base_bytes);
     if (part.rows < 1)
         return br_fail(BR_E_LIMIT, "linear: %d maps (%d, %d) with adapters: expected a width within the backend's limits", job->n_head,
@@ -355,7 +344,7 @@ static br_status run_adapters(bi_ctx *ctx, const dense_job *job) {
         }
         int done = 0;
         if (state->encode && is_aligned(&part))
-            BR_TRY(bi_dense_stream(ctx, &part, &done));
+            BR_TRY(bi_dense_stream(ctx, &part, 1, &done));
         if (done)
             continue;
         launch(form_of(ctx, &part), &part, 1, 1, state->arrived, ctx->stream);
@@ -364,19 +353,53 @@ static br_status run_adapters(bi_ctx *ctx, const dense_job *job) {
     return BR_OK;
 }
 
-br_status bi_cuda_linear(bi_ctx *ctx, const bi_linear_args *args) {
+static br_status job_of(const bi_ctx *ctx, const bi_linear_args *args, dense_job *job) {
     BR_TRY(check_args(ctx, args));
-    dense_job job = bi_dense_job(&args->w, args->n_row, args->n_head, args->x, args->x_ld, args->x_head_ld);
-    job.y = args->y;
-    job.y_ld = args->y_ld;
-    job.y_head_ld = args->y_head_ld;
-    job.y_f32 = args->y_f32;
-    job.check = args->check_logits;
-    job.fault = args->fault;
-    BR_TRY(take_slots(ctx, args, &job));
+    *job = bi_dense_job(&args->w, args->n_row, args->n_head, args->x, args->x_ld, args->x_head_ld);
+    job->y = args->y;
+    job->y_ld = args->y_ld;
+    job->y_head_ld = args->y_head_ld;
+    job->y_f32 = args->y_f32;
+    job->check = args->check_logits;
+    job->fault = args->fault;
+    return take_slots(ctx, args, job);
+}
+
+br_status bi_cuda_linear(bi_ctx *ctx, const bi_linear_args *args) {
+    dense_job job;
+    BR_TRY(job_of(ctx, args, &job));
     if (args->n_row == 0)
         return BR_OK;
     return job.n_slot ? run_adapters(ctx, &job) : bi_dense_base(ctx, &job);
+}
+
+/* Gives each job with adapters its T; whether the scratch takes them all. */
+static int give_t(bi_ctx *ctx, dense_job *job, int32_t n) {
+    bi_carver carver = bi_cuda_scratch(ctx);
+    size_t need = 0;
+    for (int32_t i = 0; i < n; i++)
+        need += ((size_t)job[i].n_head * (size_t)job[i].n_row * (size_t)job[i].t_ld * sizeof(bi_bf16) + 255) / 256 * 256;
+    for (int32_t i = 0; need <= ctx->scratch_bytes && i < n; i++) {
+        job[i].t_head_ld = (int64_t)job[i].n_row * job[i].t_ld;
+        job[i].t = (bi_bf16 *)bi_carve(&carver, (size_t)job[i].n_head * (size_t)job[i].t_head_ld * sizeof(bi_bf16));
+    }
+    return need <= ctx->scratch_bytes;
+}
+
+br_status bi_cuda_linear_group(bi_ctx *ctx, const bi_linear_args *args, int32_t n) {
+    dense_job job[BI_LINEAR_GROUP_MAX];
+    const dense_state *state = (const dense_state *)ctx->dense;
+    int done = 0, together = n > 1 && n <= BI_LINEAR_GROUP_MAX && args->n_row > 0 && args->n_row <= DENSE_SMALL_ROWS && state->encode;
+    for (int32_t i = 0; together && i < n; i++) {
+        BR_TRY(job_of(ctx, &args[i], &job[i]));
+        job[i].lowest = 1;
+        together = args[i].n_row == args->n_row && is_aligned(&job[i]);
+    }
+    if (together && give_t(ctx, job, n))
+        BR_TRY(bi_dense_stream(ctx, job, n, &done));
+    for (int32_t i = 0; !done && i < n; i++)
+        BR_TRY(bi_cuda_linear(ctx, &args[i]));
+    return BR_OK;
 }
 
 /* ---- open and close -------------------------------------------------------------------------------------------------- */
@@ -391,8 +414,6 @@ br_status bi_cuda_linear_open(bi_ctx *ctx) {
     BR_TRY(br_device_alloc(ctx->device, 256, "counters of the dense products", (void **)&state->arrived));
     BR_TRY(bi_dense_lt_open(ctx, &state->lt));
     BR_TRY(bi_dense_stream_open(state));
-    BR_TRY(bi_dense_wide_open());
-    BR_TRY(bi_cuda_head_open());
     memset(ctx->launch, 0, sizeof ctx->launch); /* what opening launched is nobody's step */
     return BR_OK;
 }
@@ -406,10 +427,4 @@ void bi_cuda_linear_close(bi_ctx *ctx) {
     br_device_free(ctx->device, state->arrived);
     br_mem_free(state);
     ctx->dense = NULL;
-}
-
-br_status bi_cuda_linear_group(bi_ctx *ctx, const bi_linear_args *args, int32_t n) {
-    for (int32_t i = 0; i < n; i++)
-        BR_TRY(bi_cuda_linear(ctx, &args[i]));
-    return BR_OK;
 }

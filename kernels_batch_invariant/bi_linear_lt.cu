@@ -1,4 +1,4 @@
-/* Base chains of large steps by cuBLASLt.      Contract: N-CHAIN, N-LIN
+/* Base chains by cuBLASLt, of large steps and of short chains.      Contract: N-CHAIN, N-LIN
  *
  * Algorithm 66 with split-K 1 runs one accumulator an output over k in rising blocks of 16, whatever its tile, cluster and
  * stages, and rounds to bf16 once; other algorithms, and split-K, do not, and are never taken. Of those the first that the

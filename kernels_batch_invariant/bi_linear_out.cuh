@@ -7,12 +7,25 @@
 
 #include "bi_linear_parts.cuh"
 
+/* Marks the row where the value is not finite, unless it is marked; of the maps of one launch the lowest code stays. */
+template <class JOB> static __device__ __forceinline__ void dense_fault(const JOB &job, int32_t row, float value) {
+    if (!job.fault.row || bi_is_finite(value))
+        return;
+    uint32_t seen = atomicCAS(&job.fault.row[row], 0u, job.fault.code);
+    while (job.lowest && seen > job.fault.code) {
+        const uint32_t before = seen;
+        seen = atomicCAS(&job.fault.row[row], before, job.fault.code);
+        if (seen == before)
+            return;
+    }
+}
+
 /* This warp's first token and output. */
 typedef struct dense_place {
     int32_t head, token, out;
 } dense_place;
 
-static __device__ __forceinline__ int32_t dense_slot_of(const dense_job &job, int32_t token) {
+template <class JOB> static __device__ __forceinline__ int32_t dense_slot_of(const JOB &job, int32_t token) {
     return token < job.n_row ? job.row_slot[token] : -1;
 }
 
@@ -22,8 +35,8 @@ static __device__ __forceinline__ uint32_t dense_pair(const bi_bf16 *p) {
 
 /* Continues the chains of this warp's tokens that have the slot through its B; the others' keep theirs by a select, not by a zero T:
  * B may hold Inf. */
-template <int NT>
-static __device__ __forceinline__ void dense_continue(const dense_job &job, const dense_place &place, const dense_slot &slot, float (&acc)[NT][4]) {
+template <int NT, class JOB>
+static __device__ __forceinline__ void dense_continue(const JOB &job, const dense_place &place, const dense_slot &slot, float (&acc)[NT][4]) {
     const int lane = (int)threadIdx.x & 31, q = lane & 3;
     const int32_t token = place.token + (lane >> 2);
     const bool mine[2] = {dense_slot_of(job, token) == slot.slot, dense_slot_of(job, token + 8) == slot.slot};
@@ -59,7 +72,7 @@ static __device__ __forceinline__ uint4 dense_turn4(const uint32_t w[4], int q) 
 }
 
 /* Outputs out and out + 1 of a token. */
-static __device__ __forceinline__ void dense_store_pair(const dense_job &job, int64_t at, int32_t out, float v0, float v1, int wide) {
+template <class JOB> static __device__ __forceinline__ void dense_store_pair(const JOB &job, int64_t at, int32_t out, float v0, float v1, int wide) {
     if (wide && out + 1 < job.n_out) {
         if (job.y_f32)
             *(float2 *)((float *)job.y + at) = make_float2(v0, v1);
@@ -77,8 +90,8 @@ static __device__ __forceinline__ void dense_store_pair(const dense_job &job, in
         }
 }
 
-template <int NT>
-static __device__ __forceinline__ void dense_store(const dense_job &job, const dense_place &place, int wide, const float (&acc)[NT][4]) {
+template <int NT, class JOB>
+static __device__ __forceinline__ void dense_store(const JOB &job, const dense_place &place, int wide, const float (&acc)[NT][4]) {
     const int lane = (int)threadIdx.x & 31, q = lane & 3;
     const bool fours = wide && !job.y_f32;
 #pragma unroll
@@ -106,9 +119,9 @@ static __device__ __forceinline__ void dense_store(const dense_job &job, const d
             if (!(fours && n / 4 * 4 + 4 <= NT && place.out + n / 4 * 32 + 32 <= job.n_out))
                 dense_store_pair(job, row + out, out, v0, v1, wide);
             if (job.check) {
-                bi_cuda_fault(job.fault, token, v0);
+                dense_fault(job, token, v0);
                 if (out + 1 < job.n_out)
-                    bi_cuda_fault(job.fault, token, v1);
+                    dense_fault(job, token, v1);
             }
         }
     }

@@ -10,7 +10,7 @@
 
 enum {
     DENSE_SLOT_MAX = 16,     /* adapters that touch one map */
-    DENSE_SMALL_ROWS = 64,   /* up to here the weights are streamed once by linear_small */
+    DENSE_SMALL_ROWS = 64,   /* up to here the weights pass once, by an own kernel or cuBLASLt */
     DENSE_ALIGN = 16         /* bytes; below it the element-wise form runs */
 };
 
@@ -29,6 +29,7 @@ typedef struct dense_job {
     int32_t n_row, n_head, n_in, n_out, w_ld;
     int32_t y_f32, check;
     bi_fault fault;
+    int32_t lowest; /* a higher code gives way: a later map of the same launch may have come first */
     /* adapters; n_slot 0: none */
     const int32_t *row_slot;
     bi_bf16 *t; /* a row's T in the first pad(rank) of its t_ld places; only rows of a slot are written or read */
@@ -66,22 +67,10 @@ void bi_dense_lt_close(bi_ctx *ctx, dense_lt *lt);
 int bi_dense_lt_fits(const dense_job *job);
 br_status bi_dense_lt_run(bi_ctx *ctx, dense_lt *lt, const dense_job *job, int *done);
 
-/* bi_linear_stream.cu: few rows, with or without adapters; x aligned. *done = 0 when the maps cannot be made; then nothing was launched. */
-typedef struct dense_stream_plan {
-    int32_t outs, boxes;   /* outputs and 16s of tokens of a tile */
-    int32_t alone;         /* one block an SM, with all of its shared memory */
-    int32_t late;
-} dense_stream_plan;
+/* bi_linear_stream.cu: n maps on the same few rows, with or without adapters; x aligned. *done = 0 when they do not fit one launch
+ * or the maps cannot be made; then nothing was launched. */
 br_status bi_dense_stream_open(dense_state *state);
-br_status bi_dense_stream(bi_ctx *ctx, const dense_job *job, int *done);
-br_status bi_dense_stream_plan(bi_ctx *ctx, const dense_job *job, dense_stream_plan plan, int *done);
-
-/* bi_linear_wide.cu: many rows, T there already, x aligned. *done = 0 when the tiles are too few or the maps cannot be made. */
-br_status bi_dense_wide_open(void);
-br_status bi_dense_wide(bi_ctx *ctx, const dense_job *job, int *done);
-
-/* bi_head.cu: its part of opening the dense products. */
-br_status bi_cuda_head_open(void);
+br_status bi_dense_stream(bi_ctx *ctx, const dense_job *job, int32_t n, int *done);
 
 /* bi_linear_lora.cu. Continues base (n_head, n_row, n_out) f32 through the adapters into job->y; base may be y. */
 br_status bi_dense_lora_add(bi_ctx *ctx, const dense_job *job, const float *base, int64_t base_ld, int64_t base_head_ld);

@@ -3,87 +3,104 @@
  * y[t,h] = chain([x[t,h] | T], [W_h | B_h]) and T = R(RN(s * chain(x[t,h], A_h))) by wgmma m64nNk16 with rows of x, here called
  * tokens, on its M side and outputs on its N side, so that a tile may be any multiple of 8 outputs and the tiles fill the SMs
  * evenly. One accumulator an output runs over k in rising blocks of 16; nothing is split. What adapters add runs on
- * mma.sync m16n8k16, whose accumulators lie as wgmma's do.
- * Grid: at most as many blocks as run at once, block b takes tiles b, b + grid, ..: first the tiles of T (16 tokens; a slot's A
- * takes the place of W), then those of y (16 to 64 tokens). Tiles of y run their base chain first and then wait for all of T:
- * tiles of T come first and wait for nothing.
- * Block: a warpgroup that multiplies, and a warp whose first thread keeps a ring in shared memory filled by tensor copies: stages of
- * 64 columns of x and of the weights, up to 32 of them, 110 or 224 KiB. The stages of x lie before those of the weights and hold
- * only the tile's tokens; wgmma reads 64 rows and finds other numbers of the ring behind them, which end in accumulators that nobody
- * stores. */
+ * mma.sync m16n8k16, whose accumulators lie as wgmma's do (bi_linear_out.cuh).
+ * Up to eight maps on the same rows share a launch. Grid: at most as many blocks as run at once, block b takes tiles b, b + grid,
+ * ..: first the tiles of T (16 tokens; a slot's A takes the place of W), then those of y (16 to 64 tokens), maps with few outputs
+ * first: their chains take as long as any. Tiles of y run their base chain first and then wait for all of T: tiles of T come
+ * first and wait for nothing.
+ * Block: a warpgroup that multiplies, and a warp that keeps a ring in shared memory filled by tensor copies: stages of 64 or 128
+ * columns of x and of the weights, up to 32 of them, 110 or 224 KiB. The stages of x lie before those of the weights and hold only
+ * the tile's tokens; wgmma reads 64 rows and finds other numbers of the ring behind them, which end in accumulators that nobody
+ * stores. The next launch may start when all copies of this one are under way. */
+#include "bi_linear_map.cuh"
 #include "bi_linear_out.cuh"
 #include "bi_linear_wgmma.cuh"
 
-#include <cuda.h>
-
 enum {
     STREAM_K = 64,               /* columns of a block: of 1 or 2 blocks is a stage */
-    STREAM_ROW = 2 * STREAM_K,
+    STREAM_ROW = 2 * STREAM_K,   /* bytes */
     STREAM_BOX = 16,             /* tokens of a warp */
     STREAM_STAGES = 32,
     STREAM_THREADS = 160,
+    STREAM_MAPS = 8,
+    STREAM_SLOTS = 32,           /* of all maps of a launch */
     STREAM_RING_TWO = 110 << 10, /* of two blocks an SM */
     STREAM_RING_ONE = 224 << 10
 };
 
-typedef struct stream_maps {
-    CUtensorMap x, x_t, w, a[DENSE_SLOT_MAX]; /* x_t: boxes of STREAM_BOX tokens */
-} stream_maps;
+typedef struct stream_slot {
+    CUtensorMap a;
+    dense_slot at;
+} stream_slot;
+
+/* One map of the launch; the fields that bi_linear_out.cuh reads have dense_job's names. */
+typedef struct stream_map {
+    CUtensorMap x, x_t, w; /* x_t: boxes of STREAM_BOX tokens */
+    void *y;
+    int64_t y_ld, y_head_ld;
+    bi_fault fault;
+    const int32_t *row_slot;
+    bi_bf16 *t;
+    int64_t t_head_ld;
+    int32_t n_row, n_in, n_out, t_ld, y_f32, check, lowest;
+    int32_t wide;                         /* y takes 16 bytes at a time */
+    int32_t n_slot, first_slot, t_tiles;  /* t_tiles: of a slot, a head and 16 tokens */
+    int32_t w_tiles, end_t, end_y;        /* tiles of T, and of y, up to and with this map's */
+} stream_map;
 
 /* The launch. */
 typedef struct stream_grid {
-    int32_t boxes;               /* of STREAM_BOX tokens in a tile of y */
-    int32_t t_tiles, n_t, n_y;   /* t_tiles: of a slot, a head and 16 tokens */
-    int32_t stages, blocks;      /* blocks: of STREAM_K columns in a stage */
-    int32_t whole;               /* n_in is whole blocks, and one copy takes all of a stage */
-    int32_t early;
-    int32_t wide, once;          /* wide: y takes 16 bytes at a time; once: no tile shares its weights with another */
+    int32_t boxes;                   /* of STREAM_BOX tokens in a tile of y */
+    int32_t token_tiles, token_boxes; /* of y, of T */
+    int32_t n_t, n_y, n_wait;        /* n_wait: tiles of y that wait for T */
+    int32_t stages, once;            /* once: no tile shares its weights with another */
+    uint32_t *arrived;
 } stream_grid;
 
-typedef struct stream_args {
-    stream_maps maps;
-    dense_job job;
+template <int MAPS, int SLOTS> struct stream_args {
+    stream_map map[MAPS];
+    stream_slot slot[SLOTS];
     stream_grid grid;
-} stream_args;
+};
 
 /* What one tile is. */
 typedef struct stream_tile {
-    int32_t head, token, out, slot; /* slot: index into job.slot for a tile of T, -1 for one of y */
+    int32_t map, head, token, out, slot; /* slot: index into args.slot for a tile of T, -1 for one of y */
 } stream_tile;
 
-static __device__ __forceinline__ stream_tile tile_of(const stream_args &a, int32_t b, int32_t n_out) {
+template <class ARGS> static __device__ __forceinline__ stream_tile tile_of(const ARGS &a, int32_t b, int32_t n_out) {
     stream_tile tile;
-    if (b < a.grid.n_t) {
-        const int32_t token_tiles = (a.job.n_row + STREAM_BOX - 1) / STREAM_BOX;
-        tile.token = b % token_tiles * STREAM_BOX;
-        b /= token_tiles;
-        tile.out = b % a.grid.t_tiles * n_out;
-        b /= a.grid.t_tiles;
-        tile.slot = b % a.job.n_slot;
-        tile.head = b / a.job.n_slot;
-        return tile;
+    const bool is_t = b < a.grid.n_t;
+    const int32_t left = is_t ? b : b - a.grid.n_t;
+    int32_t m = 0, before = 0;
+    while (left >= (is_t ? a.map[m].end_t : a.map[m].end_y)) {
+        before = is_t ? a.map[m].end_t : a.map[m].end_y;
+        m++;
     }
-    b -= a.grid.n_t;
-    tile.token = b % a.job.token_tiles * a.grid.boxes * STREAM_BOX;
-    b /= a.job.token_tiles;
-    tile.out = b % a.job.w_tiles * n_out;
-    tile.head = b / a.job.w_tiles;
-    tile.slot = -1;
+    const int32_t tokens = is_t ? a.grid.token_boxes : a.grid.token_tiles, tiles = is_t ? a.map[m].t_tiles : a.map[m].w_tiles;
+    int32_t at = left - before;
+    tile.map = m;
+    tile.token = at % tokens * (is_t ? 1 : a.grid.boxes) * STREAM_BOX;
+    at /= tokens;
+    tile.out = at % tiles * n_out;
+    at /= tiles;
+    tile.slot = is_t ? a.map[m].first_slot + at % a.map[m].n_slot : -1;
+    tile.head = is_t ? at / a.map[m].n_slot : at;
     return tile;
 }
 
 /* Whether a tile of T has a row of the slot. */
-static __device__ __forceinline__ bool has_slot(const dense_job &job, const stream_tile &tile) {
+template <class ARGS> static __device__ __forceinline__ bool has_slot(const ARGS &a, const stream_tile &tile) {
     bool any = false;
     for (int32_t i = 0; i < STREAM_BOX; i++)
-        any |= dense_slot_of(job, tile.token + i) == job.slot[tile.slot].slot;
+        any |= dense_slot_of(a.map[tile.map], tile.token + i) == a.slot[tile.slot].at.slot;
     return any;
 }
 
 /* The ring as one warp goes round it. */
 typedef struct stream_ring {
     uint32_t x, w, full, empty; /* shared-memory addresses; barrier i is 8 i behind */
-    int32_t x_block, w_block;   /* bytes; a stage is grid.blocks of each */
+    int32_t x_block, w_block;   /* bytes of a block of columns */
     int32_t at;
     uint32_t phase;
 } stream_ring;
@@ -95,53 +112,42 @@ static __device__ __forceinline__ void step_on(stream_ring &ring, int32_t stages
     }
 }
 
-/* Where a copy of blocks from block b of the columns on starts. */
-static __device__ __forceinline__ void place_of(int32_t at[4], const stream_args &a, int32_t b, int32_t row, int32_t head) {
-    at[0] = a.grid.whole ? 0 : b * STREAM_K;
-    at[1] = row;
-    at[2] = a.grid.whole ? b : 0;
-    at[3] = head;
-}
-
-static __device__ __forceinline__ void fill_stage(const stream_args &a, const stream_ring &ring, const stream_tile &tile, int32_t block, uint32_t leader) {
-    const bool is_t = tile.slot >= 0;
-    const CUtensorMap *x = is_t ? &a.maps.x_t : &a.maps.x, *w = is_t ? &a.maps.a[tile.slot] : &a.maps.w;
-    const int32_t x_block = is_t ? STREAM_BOX * STREAM_ROW : ring.x_block, copies = a.grid.whole ? 1 : a.grid.blocks;
-    const uint32_t full = ring.full + 8 * (uint32_t)ring.at;
-    const uint64_t once = stream_policy(!is_t && a.grid.once), usual = stream_policy(false);
-    stream_expect(full, a.grid.blocks * (x_block + ring.w_block), leader);
-    for (int32_t i = 0; i < copies; i++) {
-        int32_t at[4];
-        place_of(at, a, block + i, tile.out, tile.head);
-        stream_copy(ring.w + (uint32_t)((ring.at * a.grid.blocks + i) * ring.w_block), w, at, full, once, leader);
-        at[1] = tile.token;
-        stream_copy(ring.x + (uint32_t)(ring.at * a.grid.blocks * ring.x_block + i * x_block), x, at, full, usual, leader);
-    }
-}
+/* Blocks of columns in a stage of tiles of 8 n8 outputs: long stages where the tensor cores would wait for the loop. */
+#define STREAM_BLOCKS(n8) ((n8) <= 12 ? 2 : 1)
 
 /* Weights of the first stages, while the launch before still runs. */
-static __device__ __forceinline__ void prefetch(const stream_args &a, int32_t n_out, uint32_t leader) {
-    const stream_tile tile = tile_of(a, (int32_t)blockIdx.x, n_out);
-    const int32_t step = a.grid.whole ? a.grid.blocks : 1;
-    for (int32_t block = 0; tile.slot < 0 && block < a.grid.stages * a.grid.blocks && block * STREAM_K < a.job.n_in; block += step) {
-        int32_t at[4];
-        place_of(at, a, block, tile.out, tile.head);
-        stream_prefetch(&a.maps.w, at, leader);
-    }
+template <int N8, class ARGS> static __device__ __forceinline__ void prefetch(const ARGS &a, uint32_t leader) {
+    const stream_tile tile = tile_of(a, (int32_t)blockIdx.x, N8 * 8);
+    const int32_t most = a.grid.stages * STREAM_BLOCKS(N8) * STREAM_K, n_in = a.map[tile.map].n_in;
+    for (int32_t k = 0; tile.slot < 0 && k < most && k < n_in; k += STREAM_K)
+        stream_prefetch(&a.map[tile.map].w, k, tile.out, tile.head, leader);
 }
 
-static __device__ void produce(const stream_args &a, stream_ring ring, int32_t n_out) {
+template <int N8, class ARGS> static __device__ void produce(const ARGS &a, stream_ring ring) {
+    constexpr int BLOCKS = STREAM_BLOCKS(N8);
     const uint32_t leader = stream_leader();
-    if (a.grid.early)
-        prefetch(a, n_out, leader);
+    const uint64_t policy = stream_policy(a.grid.once);
+    prefetch<N8>(a, leader);
     stream_await_before();
     for (int32_t b = (int32_t)blockIdx.x; b < a.grid.n_t + a.grid.n_y; b += (int32_t)gridDim.x) {
-        const stream_tile tile = tile_of(a, b, n_out);
-        if (tile.slot >= 0 && (tile.out >= a.job.slot[tile.slot].rank || !has_slot(a.job, tile)))
+        const stream_tile tile = tile_of(a, b, N8 * 8);
+        const stream_map &map = a.map[tile.map];
+        const bool is_t = tile.slot >= 0;
+        if (is_t && (tile.out >= a.slot[tile.slot].at.rank || !has_slot(a, tile)))
             continue;
-        for (int32_t block = 0; block * STREAM_K < a.job.n_in; block += a.grid.blocks) {
+        const CUtensorMap *x = is_t ? &map.x_t : &map.x, *w = is_t ? &a.slot[tile.slot].a : &map.w;
+        const int32_t x_block = is_t ? STREAM_BOX * STREAM_ROW : ring.x_block;
+        for (int32_t k = 0; k < map.n_in; k += BLOCKS * STREAM_K) {
+            const uint32_t full = ring.full + 8 * (uint32_t)ring.at;
             stream_wait(ring.empty + 8 * (uint32_t)ring.at, ring.phase ^ 1);
-            fill_stage(a, ring, tile, block, leader);
+            stream_expect(full, BLOCKS * (x_block + ring.w_block), leader);
+#pragma unroll
+            for (int i = 0; i < BLOCKS; i++) {
+                stream_copy_kept(ring.w + (uint32_t)((ring.at * BLOCKS + i) * ring.w_block), w, k + i * STREAM_K, tile.out, tile.head, full, policy,
+                                 leader);
+                stream_copy(ring.x + (uint32_t)(ring.at * BLOCKS * ring.x_block + i * x_block), x, k + i * STREAM_K, tile.token, tile.head, full,
+                            leader);
+            }
             step_on(ring, a.grid.stages);
         }
     }
@@ -154,14 +160,11 @@ template <int NT> static __device__ __forceinline__ void clear(float (&acc)[NT][
         acc[n][0] = acc[n][1] = acc[n][2] = acc[n][3] = 0.0f;
 }
 
-/* Blocks of columns in a stage of tiles of 8 n8 outputs: long stages where the tensor cores would wait for the loop. */
-#define STREAM_BLOCKS(n8) ((n8) <= 12 ? 2 : 1)
-
 /* The chains over all of K, one stage in the tensor cores while the next is awaited. */
 template <int N8, int PARTS>
-static __device__ __forceinline__ void chain(const stream_args &a, stream_ring &ring, int32_t x_block, float (&acc)[N8 * PARTS][4]) {
+static __device__ __forceinline__ void chain(stream_ring &ring, int32_t stages, int32_t n_in, int32_t x_block, float (&acc)[N8 * PARTS][4]) {
     constexpr int BLOCKS = STREAM_BLOCKS(N8 * PARTS);
-    const int32_t n_stage = (a.job.n_in + STREAM_K * BLOCKS - 1) / (STREAM_K * BLOCKS);
+    const int32_t n_stage = (n_in + STREAM_K * BLOCKS - 1) / (STREAM_K * BLOCKS);
     uint32_t before = 0; /* the stage that is in the tensor cores */
     clear(acc);
     for (int32_t stage = 0; stage < n_stage; stage++) {
@@ -181,7 +184,7 @@ static __device__ __forceinline__ void chain(const stream_args &a, stream_ring &
         if (stage && (threadIdx.x & 31) == 0)
             stream_arrive(before);
         before = ring.empty + 8 * (uint32_t)ring.at;
-        step_on(ring, a.grid.stages);
+        step_on(ring, stages);
     }
     wgmma_wait<0>();
 #pragma unroll
@@ -193,8 +196,7 @@ static __device__ __forceinline__ void chain(const stream_args &a, stream_ring &
 
 /* T of the tokens that have the tile's slot, zeros from the rank up to whole k-blocks. */
 template <int NT>
-static __device__ __forceinline__ void store_t(const dense_job &job, const stream_tile &tile, const float (&acc)[NT][4]) {
-    const dense_slot &slot = job.slot[tile.slot];
+static __device__ __forceinline__ void store_t(const stream_map &map, const dense_slot &slot, const stream_tile &tile, const float (&acc)[NT][4]) {
     const int lane = (int)threadIdx.x & 31;
     const float s = slot.s[tile.head];
     if (threadIdx.x >= 32)
@@ -202,9 +204,9 @@ static __device__ __forceinline__ void store_t(const dense_job &job, const strea
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int32_t token = tile.token + (lane >> 2) + half * 8;
-        if (dense_slot_of(job, token) != slot.slot)
+        if (dense_slot_of(map, token) != slot.slot)
             continue;
-        bi_bf16 *t = job.t + tile.head * job.t_head_ld + (int64_t)token * job.t_ld;
+        bi_bf16 *t = map.t + tile.head * map.t_head_ld + (int64_t)token * map.t_ld;
 #pragma unroll
         for (int n = 0; n < NT; n++)
 #pragma unroll
@@ -213,7 +215,7 @@ static __device__ __forceinline__ void store_t(const dense_job &job, const strea
                 const bi_bf16 v = r < slot.rank ? bi_round(BI_MUL(s, acc[n][half * 2 + e])) : (bi_bf16)0;
                 if (r < slot.b_ld)
                     t[r] = v;
-                bi_cuda_fault(job.fault, token, bi_widen(v));
+                dense_fault(map, token, bi_widen(v));
             }
     }
 }
@@ -223,63 +225,65 @@ static __device__ __forceinline__ void meet() {
 }
 
 /* Tells the tiles of y that this tile of T is written. */
-static __device__ __forceinline__ void arrive(const dense_job &job) {
+static __device__ __forceinline__ void arrive(const stream_grid &grid) {
     __threadfence();
     meet();
     if (threadIdx.x == 0)
-        atomicAdd(&job.arrived[0], 1u);
+        atomicAdd(&grid.arrived[0], 1u);
 }
 
 /* Waits for all of T; the last tile of y that has waited puts the counters back. */
-static __device__ __forceinline__ void await(const stream_args &a) {
+static __device__ __forceinline__ void await(const stream_grid &grid) {
     if (threadIdx.x == 0) {
-        while (*(volatile uint32_t *)&a.job.arrived[0] < (uint32_t)a.grid.n_t)
+        while (*(volatile uint32_t *)&grid.arrived[0] < (uint32_t)grid.n_t)
             __nanosleep(64);
         __threadfence();
-        if (atomicAdd(&a.job.arrived[1], 1u) == (uint32_t)a.grid.n_y - 1) {
-            atomicExch(&a.job.arrived[0], 0u);
-            atomicExch(&a.job.arrived[1], 0u);
+        if (atomicAdd(&grid.arrived[1], 1u) == (uint32_t)grid.n_wait - 1) {
+            atomicExch(&grid.arrived[0], 0u);
+            atomicExch(&grid.arrived[1], 0u);
         }
     }
     meet();
 }
 
-template <int N8, int PARTS> static __device__ void consume(const stream_args &a, stream_ring ring) {
+template <int N8, int PARTS, class ARGS> static __device__ void consume(const ARGS &a, stream_ring ring) {
     for (int32_t b = (int32_t)blockIdx.x; b < a.grid.n_t + a.grid.n_y; b += (int32_t)gridDim.x) {
         const stream_tile tile = tile_of(a, b, N8 * PARTS * 8);
+        const stream_map &map = a.map[tile.map];
         float acc[N8 * PARTS][4];
         if (tile.slot >= 0) {
-            if (has_slot(a.job, tile)) {
-                if (tile.out < a.job.slot[tile.slot].rank)
-                    chain<N8, PARTS>(a, ring, STREAM_BOX * STREAM_ROW, acc);
+            const dense_slot &slot = a.slot[tile.slot].at;
+            if (has_slot(a, tile)) {
+                if (tile.out < slot.rank)
+                    chain<N8, PARTS>(ring, a.grid.stages, map.n_in, STREAM_BOX * STREAM_ROW, acc);
                 else
                     clear(acc);
-                store_t(a.job, tile, acc);
+                store_t(map, slot, tile, acc);
             }
-            arrive(a.job);
+            arrive(a.grid);
             continue;
         }
-        chain<N8, PARTS>(a, ring, ring.x_block, acc);
-        if (a.job.n_slot)
-            await(a);
+        chain<N8, PARTS>(ring, a.grid.stages, map.n_in, ring.x_block, acc);
+        if (map.n_slot)
+            await(a.grid);
         if ((int32_t)(threadIdx.x >> 5) >= a.grid.boxes)
             continue; /* a warp without tokens */
         const dense_place place = {tile.head, tile.token + (int32_t)(threadIdx.x >> 5) * STREAM_BOX, tile.out};
-        for (int32_t i = 0; i < a.job.n_slot; i++)
-            dense_continue(a.job, place, a.job.slot[i], acc);
-        dense_store(a.job, place, a.grid.wide, acc);
+        for (int32_t i = 0; i < map.n_slot; i++)
+            dense_continue(map, place, a.slot[map.first_slot + i].at, acc);
+        dense_store(map, place, map.wide, acc);
     }
 }
 
-template <int N8, int PARTS> static __global__ void __launch_bounds__(STREAM_THREADS) stream_kernel(const __grid_constant__ stream_args a) {
+template <int N8, int PARTS, int MAPS, int SLOTS>
+static __global__ void __launch_bounds__(STREAM_THREADS) stream_kernel(const __grid_constant__ stream_args<MAPS, SLOTS> a) {
     extern __shared__ unsigned char stream_memory[];
     __shared__ uint64_t barrier[2 * STREAM_STAGES];
     stream_ring ring;
-    const uint32_t base = ((uint32_t)__cvta_generic_to_shared(stream_memory) + WGMMA_ATOM - 1) / WGMMA_ATOM * WGMMA_ATOM;
     ring.x_block = a.grid.boxes * STREAM_BOX * STREAM_ROW;
     ring.w_block = N8 * PARTS * 8 * STREAM_ROW;
-    ring.x = base;
-    ring.w = base + (uint32_t)(a.grid.stages * a.grid.blocks * ring.x_block);
+    ring.x = ((uint32_t)__cvta_generic_to_shared(stream_memory) + WGMMA_ATOM - 1) / WGMMA_ATOM * WGMMA_ATOM;
+    ring.w = ring.x + (uint32_t)(a.grid.stages * STREAM_BLOCKS(N8 * PARTS) * ring.x_block);
     ring.full = (uint32_t)__cvta_generic_to_shared(barrier);
     ring.empty = ring.full + 8 * STREAM_STAGES;
     ring.at = 0;
@@ -292,7 +296,7 @@ template <int N8, int PARTS> static __global__ void __launch_bounds__(STREAM_THR
     }
     __syncthreads();
     if (__shfl_sync(0xffffffffu, (int)threadIdx.x >> 5, 0) == 4) {
-        produce(a, ring, N8 * PARTS * 8);
+        produce<N8 * PARTS>(a, ring);
         return;
     }
     stream_await_before();
@@ -301,64 +305,34 @@ template <int N8, int PARTS> static __global__ void __launch_bounds__(STREAM_THR
 
 /* ---- the host's side -------------------------------------------------------------------------------------------------- */
 
-typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
-                              const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+typedef stream_args<1, 1> args_plain; /* one map without adapters */
+typedef stream_args<STREAM_MAPS, STREAM_SLOTS> args_group;
 
 typedef struct stream_form {
-    void (*kernel)(const stream_args);
+    void (*plain)(const args_plain);
+    void (*group)(const args_group);
     int outs;
 } stream_form;
 
-#define STREAM_FORM(n8, parts) {stream_kernel<n8, parts>, n8 * parts * 8}
+#define STREAM_FORM(n8, parts) {stream_kernel<n8, parts, 1, 1>, stream_kernel<n8, parts, STREAM_MAPS, STREAM_SLOTS>, n8 * parts * 8}
 static const stream_form FORM[] = {
-    STREAM_FORM(1, 1), STREAM_FORM(2, 1), STREAM_FORM(3, 1), STREAM_FORM(4, 1),  STREAM_FORM(5, 1), STREAM_FORM(6, 1),  STREAM_FORM(7, 1), STREAM_FORM(8, 1),
-    STREAM_FORM(10, 1), STREAM_FORM(12, 1), STREAM_FORM(7, 2), STREAM_FORM(8, 2), STREAM_FORM(10, 2), STREAM_FORM(11, 2), STREAM_FORM(12, 2),
+    STREAM_FORM(2, 1), STREAM_FORM(3, 1), STREAM_FORM(4, 1),  STREAM_FORM(6, 1), STREAM_FORM(7, 1),  STREAM_FORM(8, 1),
+    STREAM_FORM(10, 1), STREAM_FORM(12, 1), STREAM_FORM(7, 2), STREAM_FORM(8, 2),
 };
 enum { N_FORM = sizeof FORM / sizeof FORM[0] };
 
 br_status bi_dense_stream_open(dense_state *state) {
+    const int most = STREAM_RING_ONE + WGMMA_ATOM;
     cudaDriverEntryPointQueryResult found;
     for (int i = 0; i < N_FORM; i++)
-        if (cudaFuncSetAttribute((const void *)FORM[i].kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, STREAM_RING_ONE + WGMMA_ATOM) != cudaSuccess)
-            return br_fail(BR_E_DEVICE, "linear: the GPU grants no %d bytes of shared memory", STREAM_RING_ONE + WGMMA_ATOM);
+        if (cudaFuncSetAttribute((const void *)FORM[i].plain, cudaFuncAttributeMaxDynamicSharedMemorySize, most) != cudaSuccess ||
+            cudaFuncSetAttribute((const void *)FORM[i].group, cudaFuncAttributeMaxDynamicSharedMemorySize, most) != cudaSuccess)
+            return br_fail(BR_E_DEVICE, "linear: the GPU grants no %d bytes of shared memory", most);
     if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &state->encode, 12000, cudaEnableDefault, &found) != cudaSuccess ||
         found != cudaDriverEntryPointSuccess)
         state->encode = NULL;
     cudaGetLastError(); /* without it the other forms do all */
     return BR_OK;
-}
-
-/* n_head matrices of n_row rows, n_k elements each, ld and head_ld elements apart; boxes of box_rows rows and, where n_k is whole
- * blocks, of `blocks` blocks of columns behind each other. */
-typedef struct stream_operand {
-    const bi_bf16 *base;
-    int32_t n_k, n_row, n_head;
-    int64_t ld, head_ld;
-} stream_operand;
-
-static int map_of(const dense_state *state, const stream_grid *grid, CUtensorMap *map, stream_operand m, int32_t box_rows) {
-    const cuuint64_t bytes = sizeof *m.base, n_k = (cuuint64_t)m.n_k, column = STREAM_K;
-    const int whole = grid->whole;
-    const cuuint64_t size[4] = {whole ? column : n_k, (cuuint64_t)m.n_row, whole ? n_k / column : 1, (cuuint64_t)m.n_head};
-    const cuuint64_t stride[3] = {(cuuint64_t)m.ld * bytes, STREAM_ROW, (cuuint64_t)(m.n_head > 1 ? m.head_ld : m.ld) * bytes};
-    const cuuint32_t box[4] = {STREAM_K, (cuuint32_t)box_rows, whole ? (cuuint32_t)grid->blocks : 1, 1}, step[4] = {1, 1, 1, 1};
-    return ((encode_fn)state->encode)(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, (void *)(uintptr_t)m.base, size, stride, box, step,
-                                      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                                      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
-static int set_maps(const dense_state *state, stream_args *args, int32_t n_out) {
-    const dense_job *job = &args->job;
-    const stream_grid *grid = &args->grid;
-    stream_maps *maps = &args->maps;
-    const stream_operand x = {job->x, job->n_in, job->n_row, job->n_head, job->x_ld, job->x_head_ld};
-    int ok = map_of(state, grid, &maps->x, x, grid->boxes * STREAM_BOX) && map_of(state, grid, &maps->x_t, x, STREAM_BOX) &&
-             map_of(state, grid, &maps->w, stream_operand{job->w, job->w_ld, job->n_out, job->n_head, job->w_ld, job->w_stride}, n_out);
-    for (int i = 0; ok && i < job->n_slot; i++) {
-        const dense_slot *slot = &job->slot[i];
-        ok = map_of(state, grid, &maps->a[i], stream_operand{slot->a, slot->a_ld, slot->rank, job->n_head, slot->a_ld, slot->a_stride}, n_out);
-    }
-    return ok;
 }
 
 static int32_t rank_max(const dense_job *job) {
@@ -368,71 +342,157 @@ static int32_t rank_max(const dense_job *job) {
     return most;
 }
 
-static const stream_form *form_of(int32_t outs) {
-    for (int i = 0; i < N_FORM; i++)
-        if (FORM[i].outs == outs)
-            return &FORM[i];
-    return NULL;
+/* Outputs and 16s of tokens of a tile of y; alone: one block an SM, with all of its shared memory. */
+typedef struct stream_plan {
+    int32_t outs, boxes, alone;
+} stream_plan;
+
+/* What the tiles need of a job; end_t and end_y are set by the caller. */
+static int set_map(const dense_state *state, stream_map *map, stream_slot *slot, const dense_job *job, stream_plan plan, int32_t first_slot) {
+    map->y = job->y;
+    map->y_ld = job->y_ld;
+    map->y_head_ld = job->y_head_ld;
+    map->fault = job->fault;
+    map->row_slot = job->row_slot;
+    map->t = job->t;
+    map->t_head_ld = job->t_head_ld;
+    map->n_row = job->n_row;
+    map->n_in = job->n_in;
+    map->n_out = job->n_out;
+    map->t_ld = job->t_ld;
+    map->y_f32 = job->y_f32;
+    map->check = job->check;
+    map->lowest = job->lowest;
+    map->wide = dense_is_wide(job);
+    map->n_slot = job->n_slot;
+    map->first_slot = first_slot;
+    map->t_tiles = (int32_t)bi_ceil_div(bi_pad_rank(rank_max(job)), plan.outs);
+    map->w_tiles = (int32_t)bi_ceil_div(job->n_out, plan.outs);
+    int ok = dense_map(state, &map->x, dense_x_of(job), plan.boxes * STREAM_BOX) && dense_map(state, &map->x_t, dense_x_of(job), STREAM_BOX) &&
+             dense_map(state, &map->w, dense_w_of(job), plan.outs);
+    for (int i = 0; ok && i < job->n_slot; i++) {
+        const dense_slot *from = &job->slot[i];
+        const dense_operand a = {from->a, from->a_ld, from->rank, job->n_head, from->a_ld, from->a_stride};
+        slot[first_slot + i].at = *from;
+        ok = dense_map(state, &slot[first_slot + i].a, a, plan.outs);
+    }
+    return ok;
+}
+
+/* Maps with few outputs first. */
+static void order_of(int32_t order[STREAM_MAPS], const dense_job *job, int32_t n) {
+    for (int32_t i = 0; i < n; i++) {
+        int32_t at = i;
+        for (; at > 0 && job[order[at - 1]].n_out > job[i].n_out; at--)
+            order[at] = order[at - 1];
+        order[at] = i;
+    }
+}
+
+static int set_maps(const dense_state *state, stream_grid *grid, stream_map *map, stream_slot *slot, const dense_job *job, int32_t n,
+                    stream_plan plan) {
+    int32_t order[STREAM_MAPS], first_slot = 0;
+    order_of(order, job, n);
+    for (int32_t i = 0; i < n; i++) {
+        const dense_job *from = &job[order[i]];
+        if (!set_map(state, &map[i], slot, from, plan, first_slot))
+            return 0;
+        const int32_t n_y = from->n_head * map[i].w_tiles * grid->token_tiles;
+        first_slot += from->n_slot;
+        grid->n_t += from->n_head * from->n_slot * map[i].t_tiles * grid->token_boxes;
+        grid->n_y += n_y;
+        grid->n_wait += from->n_slot ? n_y : 0;
+        map[i].end_t = grid->n_t;
+        map[i].end_y = grid->n_y;
+    }
+    return 1;
 }
 
 /* The launch may start before the one ahead of it ends. */
-static br_status launch(bi_ctx *ctx, const stream_form *form, const stream_args *args, int n_block, int shared) {
+template <class ARGS> static br_status launch(bi_ctx *ctx, void (*kernel)(const ARGS), const ARGS &args, int alone) {
     cudaLaunchAttribute early;
     cudaLaunchConfig_t config = {};
+    const int n_tile = args.grid.n_t + args.grid.n_y, at_once = ctx->n_sm * (alone ? 1 : 2);
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3((unsigned)n_block);
+    config.gridDim = dim3((unsigned)(n_tile < at_once ? n_tile : at_once));
     config.blockDim = dim3(STREAM_THREADS);
-    config.dynamicSmemBytes = (size_t)shared;
+    config.dynamicSmemBytes = (size_t)(alone ? STREAM_RING_ONE : STREAM_RING_TWO) + WGMMA_ATOM;
     config.stream = ctx->stream;
     config.attrs = &early;
-    config.numAttrs = args->grid.early ? 1 : 0;
-    cudaLaunchKernelEx(&config, form->kernel, *args);
+    config.numAttrs = 1;
+    cudaLaunchKernelEx(&config, kernel, args);
     return bi_cuda_launched(ctx, BI_K_linear_small, "linear");
 }
 
-br_status bi_dense_stream_plan(bi_ctx *ctx, const dense_job *job, dense_stream_plan plan, int *done) {
-    const dense_state *state = (const dense_state *)ctx->dense;
-    const stream_form *form = form_of(plan.outs);
-    const int32_t room = plan.alone ? STREAM_RING_ONE : STREAM_RING_TWO;
-    stream_args args;
-    args.job = *job;
-    args.grid.boxes = plan.boxes;
-    args.job.token_tiles = (int32_t)bi_ceil_div(job->n_row, plan.boxes * STREAM_BOX);
-    args.job.w_tiles = (int32_t)bi_ceil_div(job->n_out, plan.outs);
-    args.job.arrived = job->n_slot ? state->arrived : NULL;
-    args.grid.t_tiles = (int32_t)bi_ceil_div(bi_pad_rank(rank_max(job)), plan.outs);
-    args.grid.n_t = job->n_head * job->n_slot * args.grid.t_tiles * (int32_t)bi_ceil_div(job->n_row, STREAM_BOX);
-    args.grid.n_y = job->n_head * args.job.w_tiles * args.job.token_tiles;
-    args.grid.whole = job->n_in % STREAM_K == 0;
-    args.grid.wide = dense_is_wide(job);
-    args.grid.early = !plan.late;
-    args.grid.once = args.job.token_tiles == 1;
-    args.grid.blocks = STREAM_BLOCKS(plan.outs / 8);
-    args.grid.stages = room / ((plan.boxes * STREAM_BOX + plan.outs) * STREAM_ROW * args.grid.blocks);
-    args.grid.stages = args.grid.stages > STREAM_STAGES ? STREAM_STAGES : args.grid.stages;
-    *done = form && set_maps(state, &args, plan.outs);
-    if (!*done)
-        return BR_OK;
-    const int n_tile = args.grid.n_t + args.grid.n_y, at_once = ctx->n_sm * (plan.alone ? 1 : 2);
-    return launch(ctx, form, &args, n_tile < at_once ? n_tile : at_once, room + WGMMA_ATOM);
+/* Tiles of y, and of T, of all maps. */
+static int64_t tiles_of(const dense_job *job, int32_t n, int32_t outs, int with_t) {
+    int64_t tiles = 0;
+    for (int32_t m = 0; m < n; m++) {
+        const int64_t t_tiles = bi_ceil_div(bi_pad_rank(rank_max(&job[m])), outs) * bi_ceil_div(job[m].n_row, STREAM_BOX);
+        tiles += job[m].n_head * (bi_ceil_div(job[m].n_out, outs) + (with_t ? job[m].n_slot * t_tiles : 0));
+    }
+    return tiles;
 }
 
-/* The tile that lets all tiles run at once, or in rounds that leave the fewest SMs without work. */
-static dense_stream_plan plan_of(const bi_ctx *ctx, const dense_job *job) {
-    dense_stream_plan plan = {0, (int32_t)bi_ceil_div(job->n_row, STREAM_BOX), 0, 0};
+/* The fewest outputs in the rounds of tiles an SM takes; of equals the smaller tile, down to 48 outputs and four tiles an SM. More
+ * than 128 outputs leave too few stages. Measured on the ten shapes of the layer at 1, 16, 64 rows; so is when a block had better
+ * be alone. */
+static stream_plan plan_of(const bi_ctx *ctx, const dense_job *job, int32_t n) {
+    stream_plan plan = {0, (int32_t)bi_ceil_div(job->n_row, STREAM_BOX), 0};
     int64_t least = INT64_MAX;
-    for (int i = 0; i < N_FORM; i++) {
-        const int64_t tiles = job->n_head * bi_ceil_div(job->n_out, FORM[i].outs), rounds = bi_ceil_div(tiles, ctx->n_sm);
-        const int64_t cost = rounds * (FORM[i].outs + plan.boxes * STREAM_BOX / 4);
-        if (cost <= least) {
+    for (int i = N_FORM - 1; i >= 0; i--) {
+        const int32_t outs = FORM[i].outs;
+        const int64_t tiles = tiles_of(job, n, outs, 0), cost = bi_ceil_div(tiles, ctx->n_sm) * outs;
+        if (cost < least || (cost == least && outs >= 48 && tiles <= 4 * ctx->n_sm)) {
             least = cost;
-            plan.outs = FORM[i].outs;
+            plan.outs = outs;
         }
     }
+    plan.alone = plan.boxes > 2 && tiles_of(job, n, plan.outs, 1) <= ctx->n_sm;
     return plan;
 }
 
-br_status bi_dense_stream(bi_ctx *ctx, const dense_job *job, int *done) {
-    return bi_dense_stream_plan(ctx, job, plan_of(ctx, job), done);
+static const stream_form *form_of(int32_t outs) {
+    const stream_form *form = FORM;
+    while (form->outs != outs)
+        form++;
+    return form;
+}
+
+static stream_grid grid_of(const dense_state *state, const dense_job *job, stream_plan plan) {
+    const int32_t room = plan.alone ? STREAM_RING_ONE : STREAM_RING_TWO, columns = STREAM_BLOCKS(plan.outs / 8) * STREAM_ROW;
+    stream_grid grid;
+    memset(&grid, 0, sizeof grid);
+    grid.boxes = plan.boxes;
+    grid.token_tiles = (int32_t)bi_ceil_div(job->n_row, plan.boxes * STREAM_BOX);
+    grid.token_boxes = (int32_t)bi_ceil_div(job->n_row, STREAM_BOX);
+    grid.stages = room / ((plan.boxes * STREAM_BOX + plan.outs) * columns);
+    grid.stages = grid.stages > STREAM_STAGES ? STREAM_STAGES : grid.stages;
+    grid.once = grid.token_tiles == 1;
+    grid.arrived = state->arrived;
+    return grid;
+}
+
+template <class ARGS>
+static br_status run(bi_ctx *ctx, void (*kernel)(const ARGS), const dense_job *job, int32_t n, stream_plan plan, int *done) {
+    const dense_state *state = (const dense_state *)ctx->dense;
+    ARGS args;
+    args.grid = grid_of(state, job, plan);
+    *done = set_maps(state, &args.grid, args.map, args.slot, job, n, plan);
+    return *done ? launch(ctx, kernel, args, plan.alone) : BR_OK;
+}
+
+br_status bi_dense_stream(bi_ctx *ctx, const dense_job *job, int32_t n, int *done) {
+    const stream_plan plan = plan_of(ctx, job, n);
+    const stream_form *form = form_of(plan.outs);
+    int32_t n_slot = 0;
+    for (int32_t i = 0; i < n; i++)
+        n_slot += job[i].n_slot;
+    *done = 0;
+    if (n > STREAM_MAPS || n_slot > STREAM_SLOTS)
+        return BR_OK;
+    if (n == 1 && n_slot == 0)
+        return run(ctx, form->plain, job, n, plan, done);
+    return run(ctx, form->group, job, n, plan, done);
 }

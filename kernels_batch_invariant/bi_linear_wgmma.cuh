@@ -45,25 +45,34 @@ static __device__ __forceinline__ void stream_wait(uint32_t barrier, uint32_t pa
     } while (!done);
 }
 
-/* The box of a map at (column, row, block of columns, matrix), by the leader; what lies outside the tensor becomes zeros. */
-static __device__ __forceinline__ void stream_copy(uint32_t to, const void *map, const int32_t at[4], uint32_t barrier, uint64_t policy,
+/* The box of a map at column k of row `row` of matrix `head`, by the leader; what lies outside the tensor becomes zeros. */
+static __device__ __forceinline__ void stream_copy(uint32_t to, const void *map, int32_t k, int32_t row, int32_t head, uint32_t barrier,
                                                    uint32_t leader) {
-    asm volatile("{.reg .pred p; setp.ne.u32 p, %8, 0;\n"
-                 "@p cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
-                 "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;}\n" ::"r"(to),
-                 "l"(map), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(barrier), "l"(policy), "r"(leader)
+    asm volatile("{.reg .pred p; setp.ne.u32 p, %6, 0;\n"
+                 "@p cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];}\n" ::"r"(to),
+                 "l"(map), "r"(k), "r"(row), "r"(head), "r"(barrier), "r"(leader)
+                 : "memory");
+}
+
+/* The same with a say in what the second-level cache does with it. */
+static __device__ __forceinline__ void stream_copy_kept(uint32_t to, const void *map, int32_t k, int32_t row, int32_t head, uint32_t barrier,
+                                                        uint64_t policy, uint32_t leader) {
+    asm volatile("{.reg .pred p; setp.ne.u32 p, %7, 0;\n"
+                 "@p cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1, {%2, %3, %4}], [%5], %6;}\n" ::"r"(to),
+                 "l"(map), "r"(k), "r"(row), "r"(head), "r"(barrier), "l"(policy), "r"(leader)
                  : "memory");
 }
 
 /* The same into the second-level cache only. */
-static __device__ __forceinline__ void stream_prefetch(const void *map, const int32_t at[4], uint32_t leader) {
-    asm volatile("{.reg .pred p; setp.ne.u32 p, %5, 0;\n"
-                 "@p cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];}\n" ::"l"(map),
-                 "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(leader)
+static __device__ __forceinline__ void stream_prefetch(const void *map, int32_t k, int32_t row, int32_t head, uint32_t leader) {
+    asm volatile("{.reg .pred p; setp.ne.u32 p, %4, 0;\n"
+                 "@p cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];}\n" ::"l"(map),
+                 "r"(k), "r"(row), "r"(head), "r"(leader)
                  : "memory");
 }
 
-/* How the second-level cache treats a copy: first to leave it, or as usual. */
+/* First to leave the second-level cache, or as usual. */
 static __device__ __forceinline__ uint64_t stream_policy(bool once) {
     uint64_t first, usual;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;\n" : "=l"(first));
@@ -112,26 +121,6 @@ template <int N8> static __device__ __forceinline__ void wgmma(float (*d)[4], ui
 #define WGMMA_D10 WGMMA_D9 ",%36,%37,%38,%39"
 #define WGMMA_D11 WGMMA_D10 ",%40,%41,%42,%43"
 #define WGMMA_D12 WGMMA_D11 ",%44,%45,%46,%47"
-#define WGMMA_D13 WGMMA_D12 ",%48,%49,%50,%51"
-#define WGMMA_D14 WGMMA_D13 ",%52,%53,%54,%55"
-#define WGMMA_D15 WGMMA_D14 ",%56,%57,%58,%59"
-#define WGMMA_D16 WGMMA_D15 ",%60,%61,%62,%63"
-#define WGMMA_D17 WGMMA_D16 ",%64,%65,%66,%67"
-#define WGMMA_D18 WGMMA_D17 ",%68,%69,%70,%71"
-#define WGMMA_D19 WGMMA_D18 ",%72,%73,%74,%75"
-#define WGMMA_D20 WGMMA_D19 ",%76,%77,%78,%79"
-#define WGMMA_D21 WGMMA_D20 ",%80,%81,%82,%83"
-#define WGMMA_D22 WGMMA_D21 ",%84,%85,%86,%87"
-#define WGMMA_D23 WGMMA_D22 ",%88,%89,%90,%91"
-#define WGMMA_D24 WGMMA_D23 ",%92,%93,%94,%95"
-#define WGMMA_D25 WGMMA_D24 ",%96,%97,%98,%99"
-#define WGMMA_D26 WGMMA_D25 ",%100,%101,%102,%103"
-#define WGMMA_D27 WGMMA_D26 ",%104,%105,%106,%107"
-#define WGMMA_D28 WGMMA_D27 ",%108,%109,%110,%111"
-#define WGMMA_D29 WGMMA_D28 ",%112,%113,%114,%115"
-#define WGMMA_D30 WGMMA_D29 ",%116,%117,%118,%119"
-#define WGMMA_D31 WGMMA_D30 ",%120,%121,%122,%123"
-#define WGMMA_D32 WGMMA_D31 ",%124,%125,%126,%127"
 #define WGMMA_F(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
 #define WGMMA_IO1 WGMMA_F(0)
 #define WGMMA_IO2 WGMMA_IO1, WGMMA_F(1)
@@ -145,26 +134,6 @@ template <int N8> static __device__ __forceinline__ void wgmma(float (*d)[4], ui
 #define WGMMA_IO10 WGMMA_IO9, WGMMA_F(9)
 #define WGMMA_IO11 WGMMA_IO10, WGMMA_F(10)
 #define WGMMA_IO12 WGMMA_IO11, WGMMA_F(11)
-#define WGMMA_IO13 WGMMA_IO12, WGMMA_F(12)
-#define WGMMA_IO14 WGMMA_IO13, WGMMA_F(13)
-#define WGMMA_IO15 WGMMA_IO14, WGMMA_F(14)
-#define WGMMA_IO16 WGMMA_IO15, WGMMA_F(15)
-#define WGMMA_IO17 WGMMA_IO16, WGMMA_F(16)
-#define WGMMA_IO18 WGMMA_IO17, WGMMA_F(17)
-#define WGMMA_IO19 WGMMA_IO18, WGMMA_F(18)
-#define WGMMA_IO20 WGMMA_IO19, WGMMA_F(19)
-#define WGMMA_IO21 WGMMA_IO20, WGMMA_F(20)
-#define WGMMA_IO22 WGMMA_IO21, WGMMA_F(21)
-#define WGMMA_IO23 WGMMA_IO22, WGMMA_F(22)
-#define WGMMA_IO24 WGMMA_IO23, WGMMA_F(23)
-#define WGMMA_IO25 WGMMA_IO24, WGMMA_F(24)
-#define WGMMA_IO26 WGMMA_IO25, WGMMA_F(25)
-#define WGMMA_IO27 WGMMA_IO26, WGMMA_F(26)
-#define WGMMA_IO28 WGMMA_IO27, WGMMA_F(27)
-#define WGMMA_IO29 WGMMA_IO28, WGMMA_F(28)
-#define WGMMA_IO30 WGMMA_IO29, WGMMA_F(29)
-#define WGMMA_IO31 WGMMA_IO30, WGMMA_F(30)
-#define WGMMA_IO32 WGMMA_IO31, WGMMA_F(31)
 /* Behind the descriptors: d is added to, no signs, both operands with k innermost. */
 #define WGMMA_STEP(N8, N, a_at, b_at)                                                                                  \
     template <> __device__ __forceinline__ void wgmma<N8>(float (*d)[4], uint32_t a, uint32_t b) {                      \
@@ -174,18 +143,14 @@ template <int N8> static __device__ __forceinline__ void wgmma(float (*d)[4], ui
                      : WGMMA_IO##N8                                                                                    \
                      : "r"(a), "r"(b));                                                                                \
     }
-WGMMA_STEP(1, 8, "%4", "%5")
 WGMMA_STEP(2, 16, "%8", "%9")
 WGMMA_STEP(3, 24, "%12", "%13")
 WGMMA_STEP(4, 32, "%16", "%17")
-WGMMA_STEP(5, 40, "%20", "%21")
 WGMMA_STEP(6, 48, "%24", "%25")
 WGMMA_STEP(7, 56, "%28", "%29")
 WGMMA_STEP(8, 64, "%32", "%33")
 WGMMA_STEP(10, 80, "%40", "%41")
-WGMMA_STEP(11, 88, "%44", "%45")
 WGMMA_STEP(12, 96, "%48", "%49")
-WGMMA_STEP(32, 256, "%128", "%129")
 #undef WGMMA_STEP
 
 #endif

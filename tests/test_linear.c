@@ -452,7 +452,6 @@ END_TEST
 START_TEST(packed_forms_agree) {
     enum { ROWS = 5, OUT = 37, IN = 96 };
     const char *isa[OP_RIG_ISA_MAX];
-    int n_isa = op_rig_isas(isa);
     op_random random = {31, 0};
     static bi_bf16 w[OUT][IN], turned[IN][OUT];
     static uint8_t code[OUT][IN / 2], scale[OUT][IN / 32];
@@ -469,7 +468,7 @@ START_TEST(packed_forms_agree) {
             float wide = ldexpf(value[nibble & 7], scale[o][i / 32] - 127);
             w[o][i] = turned[i][o] = (bi_bf16)(slow_bits(nibble & 8 ? -wide : wide) >> 16);
         }
-    for (int i = 0; i < n_isa; i++) {
+    for (int i = 0; i < op_rig_isas(isa); i++) {
         op_rig rig;
         op_rig_open(&rig, &linear_limits, isa[i], 1);
         size_t bytes = rig.backend.op->mat_bytes(BI_FORM_BF16, OUT, IN);
@@ -483,8 +482,7 @@ START_TEST(packed_forms_agree) {
         ck_assert(memcmp(plain.data, strided.data, bytes) == 0);
         bi_linear_args a = {.n_row = ROWS, .n_head = 1, .x = x[0], .x_ld = IN, .w = plain, .y = y[0], .y_ld = OUT, .y_f32 = 1};
         CHECK_OK(rig.backend.op->linear(rig.backend.ctx, &a));
-        a.w = packed;
-        a.y = y[1];
+        a.w = packed, a.y = y[1];
         CHECK_OK(rig.backend.op->linear(rig.backend.ctx, &a));
         ck_assert(memcmp(y[0], y[1], sizeof y[0]) == 0);
         op_rig_close(&rig);

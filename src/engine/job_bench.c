@@ -16,7 +16,8 @@ static const bench_shape SHAPES[] = {
         .n_head = 96, .d_kv_latent = 512, .d_nope = 128, .d_rope = 64, .kda_n_head = 96, .kda_d = 128,
         .index_n_head = 32, .index_d = 128, .topk = 2048, .n_pos = 131072, .attn_n_pos = 32768,
         .d_latent = 3584, .d_ff = 3072, .n_expert = 896, .expert_topk = 16,
-        .dense_divisor = 1, .batch_divisor = 1, .slice_preset = "slice-full", .slice_context = 32768, .copy_bytes = 1601000000, .spread_bytes = (size_t)240 << 20,
+        .dense_divisor = 1, .batch_divisor = 1, .slice_preset = "slice-full", .slice_context = 32768,
+        .copy_bytes = 1601000000, .spread_bytes = (size_t)240 << 20,
     },
     {
         .name = "tiny", .d_model = 112, .n_vocab = 640, .prefill = 128,

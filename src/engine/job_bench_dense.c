@@ -40,7 +40,9 @@ static br_status measure_copy(bench *b) {
     const bi_bf16 *from = NULL;
     bench_result result = {0};
     char request[64];
-    bench_row row = {.name = "ceiling.copy", .op = run_copy, .args = &args, .n_variant = 1, .is_plain = 1, .peer_name = "torch copy_", .request = request};
+    bench_row row = {
+        .name = "ceiling.copy", .op = run_copy, .args = &args, .n_variant = 1, .is_plain = 1, .peer_name = "torch copy_", .request = request,
+    };
     bench_forget(b);
     BR_TRY(bench_bf16(b, (int64_t)(args.bytes / sizeof *from), &from));
     BR_TRY(bench_take(b, args.bytes, "a copy", &args.to));

@@ -208,6 +208,10 @@ START_TEST(full_width) {
     static const attn_case cases[] = {
         {"32 heads", .n_head = 32, .d_kv_latent = 512, .d_rope = 64, .spread = 3, .size = 1, .seg = {{0, 0, 2, 600}}},
         {"32 heads, many rows", .n_head = 32, .d_kv_latent = 512, .d_rope = 64, .spread = 3, .size = 1, .seg = {{0, 0, 30, 200}, {1, 0, 3, 1}}},
+        {"32 heads, as many as fill the GPU", .n_head = 32, .d_kv_latent = 512, .d_rope = 64, .spread = 3, .size = 1, .topk = 90,
+         .seg = {{0, 0, 60, 200}, {1, 0, 60, 1}, {2, 0, 10, 600}}},
+        {"96 heads, as many as fill the GPU", K31, .topk = 100, .seg = {{0, 0, 30, 300}, {1, 0, 30, 20}, {2, 0, 3, 700}}},
+        {"96 heads, dense", K31, .seg = {{0, 0, 58, 10}, {1, 0, 4, 540}}},
         {"96 heads, one row", K31, .topk = 200, .seg = {{0, 0, 1, 2000}}},
         {"96 heads, many rows", K31, .topk = 70, .seg = {{0, 0, 18, 300}, {1, 0, 18, 60}, {2, 0, 1, 700}}},
         {"96 heads, wider than the wide path", .n_head = 96, .d_kv_latent = 576, .d_rope = 64, .spread = 3, .size = 1, .topk = 40,

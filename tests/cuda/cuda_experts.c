@@ -1,5 +1,5 @@
 /* experts and combine on the GPU against the oracle, byte for byte: both weight forms, every tile width and its neighbours, ragged
- * shapes, adapters mixed in a tile, all MXFP4 scales, faults, the widths of Kimi K3.1. */
+ * shapes, adapters mixed in a tile, one of them with Inf and NaN, all MXFP4 scales, faults, the widths of Kimi K3.1. */
 #include "test_support.h"
 #include "twin.h"
 
@@ -10,7 +10,7 @@
 
 enum { MIB = 1 << 20, CODE = 61, SLOTS = 3, ROW_MAX = 400, EXPERT_MAX = 16, RANK_MAX = 48 };
 
-typedef enum input_kind { NORMAL, TINY, LARGE, PLATEAU, WIDE_SCALES, BAD_ROWS, KINDS } input_kind;
+typedef enum input_kind { NORMAL, TINY, LARGE, PLATEAU, WIDE_SCALES, BAD_ROWS, KINDS, WILD_B = KINDS } input_kind;
 
 typedef struct experts_case {
     int n_row, d, d_ff, n_expert, topk, fp4, n_slot, rank, silu;
@@ -63,6 +63,18 @@ static twin_mat make_bf16(twin *t, op_random *random, int n, float size, int n_o
     return mat;
 }
 
+/* B of an adapter; WILD_B: of the first one with Inf and NaN, which no row of another may feel. */
+static twin_mat make_b(twin *t, op_random *random, const experts_case *c, int slot, int n_out, int rank) {
+    const int n = c->n_expert * n_out * rank;
+    bi_bf16 *w = temporary(sizeof *w * (size_t)n);
+    op_random_bf16s(random, 0.2f, w, n);
+    for (int i = 5; c->kind == WILD_B && slot == 0 && i < n; i += 97)
+        w[i] = i % 3 ? (bi_bf16)(i % 2 ? 0xff80 : 0x7f80) : (bi_bf16)0x7fff;
+    twin_mat mat = twin_stack(t, w, c->n_expert, n_out, rank);
+    br_mem_free(w);
+    return mat;
+}
+
 static twin_mat make_map(twin *t, op_random *random, const experts_case *c, int n_out, int n_in, int is_down) {
     const float size = c->kind == TINY ? 0x1p-6f : c->kind == LARGE ? 8.0f : 0.2f;
     return c->fp4 ? make_fp4(t, random, c, n_out, n_in, is_down) : make_bf16(t, random, c->n_expert, size, n_out, n_in);
@@ -77,7 +89,7 @@ static void make_lora(twin *t, op_random *random, const experts_case *c, int n_o
             continue;
         float *s = TWIN_ARRAY(t, float, "s", c->n_expert);
         op_random_normals(random, 1.0f, s, c->n_expert);
-        twin_mat a = make_bf16(t, random, c->n_expert, 0.2f, rank, n_in), b = make_bf16(t, random, c->n_expert, 0.2f, n_out, rank);
+        twin_mat a = make_bf16(t, random, c->n_expert, 0.2f, rank, n_in), b = make_b(t, random, c, slot, n_out, rank);
         for (int i = 0; i < 2; i++)
             side[i][slot] = (bi_adapter){a.side[i], b.side[i], twin_at(t, (twin_side)i, s)};
     }
@@ -194,6 +206,21 @@ START_TEST(every_width) {
 }
 END_TEST
 
+/* Inf and NaN in B of one adapter, in tiles that it shares with others. SiTU keeps h finite or NaN. */
+START_TEST(wild_adapters) {
+    static const int rows[] = {3, 8, 14, 30, 70, 150};
+    twin t;
+    op_random random = {test_seed(), 4};
+    open_small(&t);
+    for (int i = 0; i < 24; i++) {
+        experts_case c = {.n_row = rows[i % 6], .d = 128, .d_ff = 160, .n_expert = 2, .topk = 1, .fp4 = i / 6 % 2, .kind = WILD_B, .rank = 16};
+        c.n_slot = SLOTS;
+        run_case(&t, &random, &c);
+    }
+    twin_close(&t);
+}
+END_TEST
+
 /* Two experts of Kimi K3.1 with a few and with many rows; bf16 experts of Kimi-Linear. */
 START_TEST(real_widths) {
     const bi_limits limits = {.n_row = 160, .d_in = 3584, .d_out = 3584, .rank = 32, .n_slot = 2, .n_expert = 4, .n_expert_topk = 2,
@@ -264,6 +291,7 @@ Suite *cuda_experts_suite(void) {
     tcase_set_timeout(tests, 300);
     tcase_add_test(tests, shapes_and_kinds);
     tcase_add_test(tests, every_width);
+    tcase_add_test(tests, wild_adapters);
     tcase_add_test(tests, real_widths);
     tcase_add_test(tests, combine_rows);
     tcase_add_test(tests, shapes_refused);

@@ -305,6 +305,13 @@ START_TEST(every_tiling) {
         kda_step(&rig, seq, n, 4);
         kda_step(&rig, seq, n, 4);
     }
+    /* Five long segments of so many heads take the widest tiling, the odd head a block of its own. */
+    static const int several[] = {4, 2, 0, 1, 3}, rows[] = {9, 9, 9, 9, 9};
+    for (int n_head = 96; n_head <= 97; n_head++) {
+        kda_rig rig = kda_new(n_head, 128, 5, 45, ORDINARY, 0, 0);
+        kda_step(&rig, several, rows, 5);
+        kda_step(&rig, several, rows, 5);
+    }
 }
 END_TEST
 

@@ -241,6 +241,62 @@ START_TEST(checked_logits) {
 }
 END_TEST
 
+/* Groups: as the oracle's calls in order, also where several maps find a fault in one row. */
+START_TEST(groups_of_maps) {
+    static const int rows[] = {1, 7, 16, 33, 64, 65};
+    static const int shape[][2] = {{64, 48}, {208, 520}, {104, 8}, {64, 129}, {1000, 40}, {16, 200}, {72, 16}, {99, 31}};
+    static linear_setup setup[BI_LINEAR_GROUP_MAX];
+    twin t;
+    op_random random = {test_seed(), 9};
+    twin_open(&t, &SMALL, 6 * MIB);
+    for (int n = 1; n <= BI_LINEAR_GROUP_MAX; n++)
+        for (int r = 0; r < 6; r++) {
+            bi_linear_args args[2][BI_LINEAR_GROUP_MAX];
+            twin_reset(&t);
+            for (int i = 0; i < n; i++) {
+                const int k = (i + r) % (n == 8 ? 8 : 7); /* the last shape has rows that are not aligned */
+                linear_case c = {.n_row = rows[r], .n_head = i == 4 ? 3 : 1, .n_in = shape[k][0], .n_out = shape[k][1], .bad_row = -1};
+                c.y_f32 = (i + n) % 3 == 0;
+                c.n_slot = (i + r + n) % 3 ? 1 + i % 4 : 0;
+                c.slots_used = c.n_slot;
+                c.family = (family)((i + n) % FAMILY_COUNT);
+                c.bad_row = (i + r) % 3 == 1 ? rows[r] / 2 : -1;
+                set_up(&t, &random, &c, &setup[i]);
+            }
+            for (int side = 0; side < 2; side++)
+                for (int i = 0; i < n; i++) {
+                    args[side][i] = setup[i].args[side];
+                    args[side][i].fault = (bi_fault){setup[0].args[side].fault.row, (uint32_t)(9 + i)};
+                }
+            twin_begin(&t);
+            for (int side = 0; side < 2; side++)
+                CHECK_OK(t.backend[side].op->linear_group(t.backend[side].ctx, args[side], n));
+            twin_compare(&t, "a group of maps");
+        }
+    twin_close(&t);
+}
+END_TEST
+
+/* Many rows and outputs with adapters: the base is made in several parts. */
+START_TEST(many_rows_with_adapters) {
+    const bi_limits limits = {.n_row = 2200, .d_in = 112, .d_out = 4900, .rank = 48, .n_slot = SLOT_MAX};
+    twin t;
+    op_random random = {test_seed(), 10};
+    twin_open(&t, &limits, 64 * MIB);
+    for (int k = 0; k < 3; k++) {
+        linear_case c = {.n_row = 2180 + k, .n_head = 1, .n_in = k == 1 ? 64 : 104, .n_out = k == 2 ? 4869 : 4872, .bad_row = 700};
+        c.y_f32 = k == 0;
+        c.n_slot = 3 + k;
+        c.slots_used = c.n_slot;
+        c.bad_b = k == 1;
+        c.check = k == 0;
+        c.family = (family)k;
+        run_case(&t, &random, &c);
+    }
+    twin_close(&t);
+}
+END_TEST
+
 static int64_t launches(const twin *t, const char *name) {
     return bi_cuda_launch_count(&t->backend[TWIN_CUDA], name);
 }
@@ -369,6 +425,8 @@ Suite *cuda_linear_suite(void) {
     tcase_add_test(tcase, stacks_of_heads);
     tcase_add_test(tcase, real_widths);
     tcase_add_test(tcase, checked_logits);
+    tcase_add_test(tcase, groups_of_maps);
+    tcase_add_test(tcase, many_rows_with_adapters);
     tcase_add_test(tcase, launches_and_recorded_steps);
     tcase_add_test(tcase, packing_with_strides);
     tcase_add_test(tcase, refusals_are_the_oracles);
