@@ -1,6 +1,6 @@
 /* bi_backend: the op table. The model is written against it once; each backend fills it with the same bits.
  *
- * Layer: kernels_batch_invariant. Open: bi_backend_oracle_open. All ops: see their headers. */
+ * Layer: kernels_batch_invariant. Open: bi_backend_oracle_open, bi_backend_cuda_open. All ops: see their headers. */
 #ifndef BI_BACKEND_H
 #define BI_BACKEND_H
 

@@ -73,6 +73,8 @@ extern "C" br_status bi_backend_cuda_open(const bi_limits *limits, br_device *de
     out->ctx = NULL;
     if (br_device_is_host(device))
         return br_fail(BR_E_UNSUPPORTED, "the CUDA backend on device '%s': expected a CUDA device", br_device_name(device));
+    if (limits->n_slot > BI_CUDA_SLOT_MAX)
+        return br_fail(BR_E_LIMIT, "the CUDA backend with %d adapters: expected at most %d", limits->n_slot, BI_CUDA_SLOT_MAX);
     BR_TRY(br_mem_alloc((void **)&ctx, sizeof *ctx, "the CUDA backend"));
     ctx->limits = *limits;
     ctx->device = device;
@@ -87,10 +89,6 @@ extern "C" br_status bi_backend_cuda_open(const bi_limits *limits, br_device *de
 fail:
     close_cuda(ctx);
     return status;
-}
-
-extern "C" const char *bi_cuda_launch_name(int32_t i) {
-    return i >= 0 && i < BI_K_COUNT ? KERNEL_NAME[i] : NULL;
 }
 
 extern "C" int64_t bi_cuda_launch_count(const bi_backend *backend, const char *name) {

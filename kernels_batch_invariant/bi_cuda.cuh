@@ -1,6 +1,7 @@
 /* bi_cuda: what the CUDA backend's op files share. Internal to bi_*.cu; nobody else includes it.
  *
- * Every op launches on the context's stream and returns; nothing here waits, allocates, or reads device memory from the host.
+ * Every op launches on the context's stream and returns; nothing here waits, allocates, or reads device memory from the host. One
+ * exception: a cuBLASLt plan is proved on a side stream, and waited for, the first time its shape comes (bi_linear_lt.cu).
  * Numbers of a launch (grid, tile, stages) may depend on anything, because no bit does: the order inside a row is written in
  * CONTRACT.md and in the first comment of each .cu file.
  *
@@ -34,7 +35,7 @@ extern "C" {
 
 /* Every kernel launch is counted under one of these names. */
 #define BI_CUDA_KERNELS(X)                                                                                              \
-    X(embed) X(rmsnorm) X(layernorm) X(linear_small) X(linear_large) X(lora_t) X(conv) X(kda_gate) X(kda_prep) X(kda_decode) \
+    X(embed) X(rmsnorm) X(layernorm) X(linear_small) X(linear_large) X(lora_t) X(conv) X(kda_gate) X(kda_decode) \
     X(kda_prefill) X(kda_general) X(kda_norm) X(latent_store) X(attn_lists) X(attn_score) X(attn_value) X(attn_gate) X(index_store)   \
     X(index_query) X(index_score) X(index_topk) X(route) X(experts_plan) X(experts_t) X(experts_up) X(experts_down) X(combine) X(glu) X(attnres)      \
     X(attnres_weight) X(residual) X(gather) X(seg_fault) X(head) X(head_merge) X(sample) X(linear_tile) X(lora_add) X(linear_check) \
@@ -46,6 +47,8 @@ typedef enum bi_cuda_kernel {
 #undef BI_CUDA_ENUM
     BI_K_COUNT
 } bi_cuda_kernel;
+
+enum { BI_CUDA_SLOT_MAX = 16 }; /* adapters: kernels take their pointers by value */
 
 struct bi_ctx {
     bi_limits limits;

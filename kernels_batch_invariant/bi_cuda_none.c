@@ -8,11 +8,6 @@ br_status bi_backend_cuda_open(const bi_limits *limits, br_device *device, bi_ba
     return br_fail(BR_E_UNSUPPORTED, "this build has no CUDA: no nvcc was found when it was configured");
 }
 
-const char *bi_cuda_launch_name(int32_t i) {
-    (void)i;
-    return NULL;
-}
-
 int64_t bi_cuda_launch_count(const bi_backend *backend, const char *name) {
     (void)backend;
     (void)name;

@@ -11,8 +11,8 @@
  * BR_E_UNSUPPORTED (a build without CUDA, a host device), BR_E_NOMEM, BR_E_DEVICE. */
 br_status bi_backend_cuda_open(const bi_limits *limits, br_device *device, bi_backend *out);
 
-/* Kernels launched since the backend was opened, by name: how tests prove which ran. i from 0; NULL past the end. */
-const char *bi_cuda_launch_name(int32_t i);
-int64_t bi_cuda_launch_count(const bi_backend *backend, const char *name); /* NULL: all */
+/* Kernels launched since the backend was opened, by name (NULL: all): how tests prove which ran. A step that is recorded counts
+ * once, when it is recorded. */
+int64_t bi_cuda_launch_count(const bi_backend *backend, const char *name);
 
 #endif

@@ -177,7 +177,7 @@ static br_status score_rows(bi_ctx *ctx, const bi_batch *batch, const index_rows
     if (one > SHARED_MAX)
         return br_fail(BR_E_LIMIT, "index_select: %d heads of %d: expected their queries in %zu bytes of shared memory, not %zu", r->n_head,
                        r->d_pad, SHARED_MAX, one);
-    const dim3 grid((unsigned)bi_ceil_div((int64_t)batch->pos_max + 1, cut->n_chunk_key), (unsigned)(cut->n_group * batch->n_seg));
+    const dim3 grid((unsigned)bi_ceil_div((int64_t)batch->pos_max + 1, cut->n_chunk_key), (unsigned)cut->n_group, (unsigned)batch->n_seg);
     cudaFuncSetAttribute(cut->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)SHARED_MAX);
     const unsigned n_thread = r->swizzled ? (unsigned)IWIDE_THREADS : (unsigned)SCORE_THREADS;
     cut->kernel<<<grid, n_thread, bytes, ctx->stream>>>(*r, (int32_t)cut->n_group, n_row_max, (int32_t)cut->n_chunk_key);

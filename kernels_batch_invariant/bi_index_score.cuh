@@ -164,7 +164,7 @@ static __global__ void __launch_bounds__(SCORE_THREADS, LONG ? 1 : 3)
     index_score(const index_rows r, const int32_t n_group, const int32_t n_row_max, const int32_t n_chunk_key) {
     extern __shared__ __align__(128) unsigned char index_shared[];
     const int32_t n_weight = r.n_tile * 8, row_bytes = n_weight * ((r.d_pad + 63) / 64 * 64) * 2;
-    const index_group g = index_group_of(r, (int32_t)blockIdx.y, n_group, n_row_max);
+    const index_group g = index_group_of(r, (int32_t)(blockIdx.z * gridDim.y + blockIdx.y), n_group, n_row_max);
     const int tid = (int)threadIdx.x, lane = tid % 32;
     if (g.n <= 0)
         return;

@@ -392,7 +392,7 @@ br_status bi_cuda_linear_group(bi_ctx *ctx, const bi_linear_args *args, int32_t 
     int done = 0, together = n > 1 && n <= BI_LINEAR_GROUP_MAX && args->n_row > 0 && args->n_row <= DENSE_SMALL_ROWS && state->encode;
     for (int32_t i = 0; together && i < n; i++) {
         BR_TRY(job_of(ctx, &args[i], &job[i]));
-        job[i].lowest = 1;
+        job[i].lowest = (int32_t)args->fault.code; /* codes ascend: none of this launch is lower */
         together = args[i].n_row == args->n_row && is_aligned(&job[i]);
     }
     if (together && give_t(ctx, job, n))

@@ -7,12 +7,13 @@
 
 #include "bi_linear_parts.cuh"
 
-/* Marks the row where the value is not finite, unless it is marked; of the maps of one launch the lowest code stays. */
+/* Marks the row where the value is not finite, unless it is marked; of the maps of one launch, whose codes begin at `lowest`, the
+ * lowest code stays. */
 template <class JOB> static __device__ __forceinline__ void dense_fault(const JOB &job, int32_t row, float value) {
     if (!job.fault.row || bi_is_finite(value))
         return;
     uint32_t seen = atomicCAS(&job.fault.row[row], 0u, job.fault.code);
-    while (job.lowest && seen > job.fault.code) {
+    while (job.lowest && seen >= (uint32_t)job.lowest && seen > job.fault.code) {
         const uint32_t before = seen;
         seen = atomicCAS(&job.fault.row[row], before, job.fault.code);
         if (seen == before)

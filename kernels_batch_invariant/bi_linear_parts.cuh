@@ -29,7 +29,7 @@ typedef struct dense_job {
     int32_t n_row, n_head, n_in, n_out, w_ld;
     int32_t y_f32, check;
     bi_fault fault;
-    int32_t lowest; /* a higher code gives way: a later map of the same launch may have come first */
+    int32_t lowest; /* 0, or the lowest code of this launch: from there on a higher one gives way, whichever map came first */
     /* adapters; n_slot 0: none */
     const int32_t *row_slot;
     bi_bf16 *t; /* a row's T in the first pad(rank) of its t_ld places; only rows of a slot are written or read */

@@ -62,7 +62,7 @@ typedef struct bi_batch {
     int32_t n_row, n_seg;
     int32_t seg_row_max;    /* rows of the longest segment */
     int32_t pos_max;        /* no row has a larger position */
-    const bi_seg *seg;      /* (n_seg), ascending row, covering 0..n_row-1 */
+    const bi_seg *seg;      /* (n_seg), ascending row; together they are a prefix of the rows, padding follows */
     const int32_t *row_seg; /* (n_row) */
 } bi_batch;
 

@@ -56,7 +56,12 @@ static br_status cuda_alloc(br_device *device, size_t bytes, const char *what, v
         return br_fail(BR_E_NOMEM, "%s: %zu bytes of GPU memory wanted, %zu of %zu are free", what, bytes, bytes_free, bytes_total);
     }
     BR_TRY(check(error, "allocating"));
-    return check(cudaMemsetAsync(*out, 0, bytes, stream_of(device)), "clearing memory");
+    br_status status = check(cudaMemsetAsync(*out, 0, bytes, stream_of(device)), "clearing memory");
+    if (status != BR_OK) {
+        cudaFree(*out);
+        *out = NULL;
+    }
+    return status;
 }
 
 static void cuda_free(br_device *device, void *block) {
@@ -83,10 +88,12 @@ static br_status cuda_wait(br_device *device) {
 static br_status cuda_locked_alloc(br_device *device, size_t bytes, const char *what, void **out) {
     (void)device;
     *out = NULL;
-    if (cudaMallocHost(out, bytes ? bytes : 1) != cudaSuccess) {
+    cudaError_t error = cudaMallocHost(out, bytes ? bytes : 1);
+    if (error == cudaErrorMemoryAllocation) {
         cudaGetLastError();
         return br_fail(BR_E_NOMEM, "%s: %zu bytes of page-locked memory are not to be had", what, bytes);
     }
+    BR_TRY(check(error, "allocating page-locked memory"));
     memset(*out, 0, bytes);
     return BR_OK;
 }

@@ -66,11 +66,12 @@ static int32_t power_of_two(int32_t n) {
 
 /* Pads a step of decode rows to the shape of a recorded one; 0: this step is not to be recorded. */
 static int pad_to_recorded(br_engine *e, const sched_plan *plan, int32_t n_sample) {
-    const int32_t n_row = power_of_two(plan->n_row), last = e->loaded.n_pos_max - 1;
-    int32_t pos_max = power_of_two(e->rows.host.pos_max + 1) - 1;
+    const br_engine_options *o = &e->options;
+    const int32_t most = o->max_seqs < o->chunk_tokens ? o->max_seqs : o->chunk_tokens, last = e->loaded.n_pos_max - 1;
+    int32_t n_row = power_of_two(plan->n_row), pos_max = power_of_two(e->rows.host.pos_max + 1) - 1;
+    n_row = n_row < most ? n_row : most;
     pos_max = pos_max < last ? pos_max : last;
-    if (br_device_is_host(e->loaded.device) || e->trace || plan->n_decode != plan->n_seg || n_sample != plan->n_seg ||
-        n_row > e->options.max_seqs || n_row > e->options.chunk_tokens)
+    if (br_device_is_host(e->loaded.device) || e->trace || plan->n_decode != plan->n_seg || n_sample != plan->n_seg)
         return 0;
     step_rows_pad(&e->rows, n_row, pos_max);
     draw_pad(&e->draw, n_sample, n_row);

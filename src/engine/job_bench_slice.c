@@ -55,6 +55,8 @@ static br_status make_folders(const bench *b, char dir[BR_PATH_BYTES], char lora
 static void remove_folders(const char *dir, const char *lora_dir) {
     static const char *const file[] = {"config.json", "generated.json", "adapter_config.json"};
     char path[BR_PATH_BYTES];
+    if (!dir[0] || !lora_dir[0])
+        return;
     for (int i = 0; i < 6; i++)
         if (br_file_join(path, i % 2 ? dir : lora_dir, file[i / 2]) == BR_OK)
             unlink(path);
@@ -240,7 +242,7 @@ static void say_price(const bench *b, const bench_result *base, const bench_resu
 }
 
 br_status bench_slice(bench *b) {
-    char dir[BR_PATH_BYTES], lora_dir[BR_PATH_BYTES], name[40];
+    char dir[BR_PATH_BYTES] = "", lora_dir[BR_PATH_BYTES] = "", name[40];
     bench_result result[2][SLICE_BATCHES + 1] = {{{0}}};
     int n_wanted[2] = {0, 0};
     for (int with_lora = 0; with_lora < 2; with_lora++)
@@ -256,6 +258,8 @@ br_status bench_slice(bench *b) {
         status = bench_settle(b, "slice", open_slice(b, dir, with_lora ? lora_dir : NULL, &s));
         if (status == BR_OK && s.token)
             status = measure_all(&s, result[with_lora]);
+        if (s.token && !b->failure[0])
+            memcpy(b->failure, s.b.failure, sizeof b->failure);
         close_slice(&s);
     }
     remove_folders(dir, lora_dir);

@@ -1,6 +1,6 @@
 /* br_model: the forward pass, written once against the op table.
  *
- * Layer: model; includes base, bi_*.h, weights, lora_slots.h, comm. A straight list of op calls with the shapes at each line:
+ * Layer: model; includes base, br_device.h, bi_*.h, weights, lora_slots.h, comm. A straight list of op calls with the shapes at each line:
  * no arithmetic, no branch on the batch, no allocation after open. It may not know where rows come from: the scheduler's
  * pages and the scorer's contiguous rows look alike through bi_cache and bi_state. */
 #ifndef BR_MODEL_H

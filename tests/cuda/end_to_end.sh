@@ -14,7 +14,6 @@ dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 
 digest_of() { sed -n 's/.*"logprob_digest": "\([0-9a-f]*\)".*/\1/p' "$1" | tail -n 1; }
-said() { grep -q -- "$1" "$2"; }
 
 # make_prompts N LONGEST VOCAB
 make_prompts() {

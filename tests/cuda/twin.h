@@ -38,7 +38,7 @@ typedef struct twin {
 /* bytes: room for all arrays of a case. */
 void twin_open(twin *t, const bi_limits *limits, size_t bytes);
 void twin_close(twin *t);
-void twin_reset(twin *t); /* forgets arrays and blocks; scratch of both sides is poisoned */
+void twin_reset(twin *t); /* forgets arrays and blocks; the oracle's scratch is poisoned where a test does so itself */
 
 void *twin_take(twin *t, const char *name, size_t bytes); /* host side, poisoned; name a literal */
 #define TWIN_ARRAY(t, type, name, count) ((type *)twin_take((t), (name), sizeof(type) * (size_t)(count)))

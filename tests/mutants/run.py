@@ -23,7 +23,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 FOLDERS = ("kernels_batch_invariant", "lora", "src", "tests")
 HEADERS = {"BI_CONTRACT_CONSTANTS": "kernels_batch_invariant/bi_contract.h",
            "BI_FN_COEFFICIENTS": "kernels_batch_invariant/numeric/bi_fn.h"}
-TARGETS = ("bitroll_objects", "oracle_portable", "test_rigs", "bitroll_tests")
+TARGETS = ("bitroll_objects", "oracle_portable", "test_rigs", "bitroll_tests", "no_cuda")
 TEST_TIMEOUT_S = 300
 
 
@@ -82,6 +82,12 @@ def check_complete():
                 fail(f"TABLE.md does not show {name} with its value {value_of(name)}: run without --quick, with --table")
 
 
+def target_of(words):
+    """The CMake target that a command of compile_commands.json belongs to."""
+    target = re.match(r"CMakeFiles/(\w+)\.dir/", words[words.index("-o") + 1]) if "-o" in words else None
+    return target.group(1) if target else None
+
+
 # ---- builds ------------------------------------------------------------------------------------------------------------------
 
 class Tree:
@@ -105,9 +111,8 @@ class Tree:
         wanted = {}
         for entry in json.loads(read(os.path.join(self.build, "compile_commands.json"))):
             words, file = shlex.split(entry["command"]), os.path.relpath(entry["file"], ROOT)
-            target = re.match(r"CMakeFiles/(\w+)\.dir/", words[words.index("-o") + 1])
             suite = re.fullmatch(r"tests/test_(\w+)\.c", file)
-            if target and target.group(1) in TARGETS and (not suite or suite.group(1) in suites | {"main", "support"}):
+            if target_of(words) in TARGETS and (not suite or suite.group(1) in suites | {"main", "support"}):
                 wanted[file] = words
         return wanted
 
@@ -142,7 +147,7 @@ class Tree:
             includes = subprocess.run(self.command(file, "-MM"), capture_output=True, text=True, check=False).stdout
             if any(header in includes for header in HEADERS.values()):
                 self.base_text[file] = self.preprocessed(file)
-            if file.startswith("tests/"):
+            if file.startswith("tests/") or target_of(words) == "no_cuda":
                 self.objects[file] = self.object_of_build(file, words)
         main = os.path.join(self.scratch, "test_main.o")
         self.objects["tests/test_main.c"] = self.compile("tests/test_main.c", main)
