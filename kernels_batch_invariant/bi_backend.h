@@ -17,6 +17,7 @@
 #include "bi_linear.h"
 #include "bi_move.h"
 #include "bi_norm.h"
+#include "bi_pack.h"
 #include "bi_route.h"
 #include "bi_sample.h"
 #include "br_pool.h"
@@ -67,6 +68,9 @@ typedef struct bi_ops {
     br_status (*seg_fault)(bi_ctx *, const bi_seg_fault_args *);
     br_status (*score)(bi_ctx *, const bi_score_args *);
     br_status (*sample)(bi_ctx *, const bi_sample_args *);
+    br_status (*mat_pack_f32)(bi_ctx *, const bi_mat_pack_f32_args *);
+    br_status (*mat_unpack)(bi_ctx *, const bi_mat_unpack_args *);
+    br_status (*conv_group)(bi_ctx *, const bi_conv_args *, int32_t n);
 } bi_ops;
 
 typedef struct bi_backend {

@@ -31,6 +31,7 @@ static const bi_ops *table(void) {
     ops.linear = bi_cuda_linear;
     ops.linear_group = bi_cuda_linear_group;
     ops.conv = bi_cuda_conv;
+    ops.conv_group = bi_cuda_conv_group;
     ops.kda_gate = bi_cuda_kda_gate;
     ops.kda = bi_cuda_kda;
     ops.kda_norm = bi_cuda_kda_norm;
@@ -50,6 +51,8 @@ static const bi_ops *table(void) {
     ops.seg_fault = bi_cuda_seg_fault;
     ops.score = bi_cuda_score;
     ops.sample = bi_cuda_sample;
+    ops.mat_pack_f32 = bi_cuda_mat_pack_f32;
+    ops.mat_unpack = bi_cuda_mat_unpack;
     return &ops;
 }
 

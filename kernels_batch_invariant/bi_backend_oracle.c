@@ -23,6 +23,7 @@ const bi_ops BI_FN(bi_ops) = {
     .linear = BI_FN(bi_linear),
     .linear_group = BI_FN(bi_linear_group),
     .conv = BI_FN(bi_conv),
+    .conv_group = BI_FN(bi_conv_group),
     .kda_gate = BI_FN(bi_kda_gate),
     .kda = BI_FN(bi_kda),
     .kda_norm = BI_FN(bi_kda_norm),
@@ -42,4 +43,6 @@ const bi_ops BI_FN(bi_ops) = {
     .seg_fault = BI_FN(bi_seg_fault),
     .score = BI_FN(bi_score),
     .sample = BI_FN(bi_sample),
+    .mat_pack_f32 = BI_FN(bi_mat_pack_f32),
+    .mat_unpack = BI_FN(bi_mat_unpack),
 };

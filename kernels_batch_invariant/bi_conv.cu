@@ -3,12 +3,20 @@
  * A thread owns CHAN neighbouring channels (4 where all is aligned to it, else 1) and walks down rows with the last three
  * inputs in registers; a channel's sum is one fma chain over its four taps. Block 256 threads, no shared memory.
  *
+ * A group of convolutions of one batch and width (q, k and v of a layer) is one launch, its members along z.
+ *
  * The history of a sequence is read by its first rows and overwritten after its last. Short segments (a decode step): one thread
  * walks the whole segment and then writes the history, grid (channels, segments). Long segments are cut into tiles of CONV_TILE
  * rows, grid (channels, tiles), and a second kernel in stream order writes the histories when all rows have read them. */
 #include "bi_row.cuh"
 
-enum { CONV_KEPT = BI_CONV_TAPS - 1, CONV_OWN = 4 /* rows of a short segment */, CONV_TILE = 32, CONV_AHEAD = 4, CONV_VEC = 4 };
+enum {
+    CONV_KEPT = BI_CONV_TAPS - 1,
+    CONV_OWN = 4, /* rows of a short segment */
+    CONV_TILE = 32,
+    CONV_AHEAD = 4,
+    CONV_VEC = 4
+};
 
 /* CHAN neighbouring inputs as stored. */
 template <int CHAN> struct conv_in {
@@ -27,6 +35,11 @@ typedef struct conv_run {
     bi_state history;
     bi_bf16 *y;
 } conv_run;
+
+/* What a launch takes, by value. */
+typedef struct conv_group {
+    conv_run run[BI_CONV_GROUP_MAX];
+} conv_group;
 
 /* The inputs at row t of the segment, t >= -CONV_KEPT. */
 template <int CHAN> static __device__ __forceinline__ typename conv_in<CHAN>::type input(const conv_run &c, bi_seg seg, int chan, int t) {
@@ -99,8 +112,9 @@ template <class In> static __device__ __forceinline__ void shift(In window[BI_CO
 }
 
 /* Short segments: blockIdx.y and on. After the last row the window's last three are the new history, whatever was before them. */
-template <int CHAN> BI_ROW_KERNEL conv_own_kernel(const __grid_constant__ conv_run c) {
+template <int CHAN> BI_ROW_KERNEL conv_own_kernel(const __grid_constant__ conv_group group) {
     typedef typename conv_in<CHAN>::type In;
+    const conv_run &c = group.run[blockIdx.z];
     const int chan = ((int)blockIdx.x * BI_ROW_BLOCK + (int)threadIdx.x) * CHAN;
     if (chan >= c.n_chan)
         return;
@@ -127,8 +141,9 @@ template <int CHAN> BI_ROW_KERNEL conv_own_kernel(const __grid_constant__ conv_r
 
 /* Rows of the step blockIdx.y * CONV_TILE and on; where a segment begins, the last three inputs are read anew. CONV_AHEAD rows of
  * one segment are read before the first of them is worked on. */
-template <int CHAN> BI_ROW_KERNEL conv_tile_kernel(const __grid_constant__ conv_run c) {
+template <int CHAN> BI_ROW_KERNEL conv_tile_kernel(const __grid_constant__ conv_group group) {
     typedef typename conv_in<CHAN>::type In;
+    const conv_run &c = group.run[blockIdx.z];
     const int chan = ((int)blockIdx.x * BI_ROW_BLOCK + (int)threadIdx.x) * CHAN;
     if (chan >= c.n_chan)
         return;
@@ -168,8 +183,9 @@ template <int CHAN> BI_ROW_KERNEL conv_tile_kernel(const __grid_constant__ conv_
 }
 
 /* Row i of the history becomes the input three - i rows before the segment's end; all are read before one is written. */
-template <int CHAN> BI_ROW_KERNEL conv_history_kernel(const __grid_constant__ conv_run c) {
+template <int CHAN> BI_ROW_KERNEL conv_history_kernel(const __grid_constant__ conv_group group) {
     typedef typename conv_in<CHAN>::type In;
+    const conv_run &c = group.run[blockIdx.z];
     const int chan = ((int)blockIdx.x * BI_ROW_BLOCK + (int)threadIdx.x) * CHAN;
     const bi_seg seg = c.seg[blockIdx.y];
     if (chan >= c.n_chan || seg.n_row <= 0)
@@ -184,21 +200,24 @@ template <int CHAN> BI_ROW_KERNEL conv_history_kernel(const __grid_constant__ co
         *(In *)(kept + (int64_t)i * c.n_chan) = last[i];
 }
 
-template <int CHAN> static br_status launch(bi_ctx *ctx, const bi_batch *batch, const conv_run &c) {
+template <int CHAN> static br_status launch(bi_ctx *ctx, const bi_batch *batch, const conv_group &group, int n) {
+    const conv_run &c = group.run[0]; /* the others have its shape */
     const unsigned n_chan = (unsigned)bi_ceil_div(c.n_chan, BI_ROW_BLOCK * CHAN);
     if (batch->seg_row_max <= CONV_OWN) {
         /* A few waves of blocks; each then keeps its taps for several segments. */
-        const int64_t wanted = bi_ceil_div(12 * (int64_t)ctx->n_sm, n_chan);
-        conv_own_kernel<CHAN><<<dim3(n_chan, (unsigned)(c.n_seg < wanted ? c.n_seg : wanted)), BI_ROW_BLOCK, 0, ctx->stream>>>(c);
+        const int64_t wanted = bi_ceil_div(12 * (int64_t)ctx->n_sm, n_chan * (unsigned)n);
+        const dim3 grid(n_chan, (unsigned)(c.n_seg < wanted ? c.n_seg : wanted), (unsigned)n);
+        conv_own_kernel<CHAN><<<grid, BI_ROW_BLOCK, 0, ctx->stream>>>(group);
         return bi_cuda_launched(ctx, BI_K_conv, "conv");
     }
-    conv_tile_kernel<CHAN><<<dim3(n_chan, (unsigned)bi_ceil_div(c.n_row, CONV_TILE)), BI_ROW_BLOCK, 0, ctx->stream>>>(c);
+    const dim3 tiles(n_chan, (unsigned)bi_ceil_div(c.n_row, CONV_TILE), (unsigned)n), segments(n_chan, (unsigned)c.n_seg, (unsigned)n);
+    conv_tile_kernel<CHAN><<<tiles, BI_ROW_BLOCK, 0, ctx->stream>>>(group);
     BR_TRY(bi_cuda_launched(ctx, BI_K_conv, "conv"));
-    conv_history_kernel<CHAN><<<dim3(n_chan, (unsigned)c.n_seg), BI_ROW_BLOCK, 0, ctx->stream>>>(c);
+    conv_history_kernel<CHAN><<<segments, BI_ROW_BLOCK, 0, ctx->stream>>>(group);
     return bi_cuda_launched(ctx, BI_K_conv, "conv");
 }
 
-br_status bi_cuda_conv(bi_ctx *ctx, const bi_conv_args *a) {
+static br_status check(const bi_conv_args *a) {
     const bi_batch *batch = a->batch;
     if (batch->n_row < 0 || a->n_chan < 1)
         return br_fail(BR_E_SHAPE, "conv: %d rows of %d channels: expected n_row >= 0, n_chan >= 1", batch->n_row, a->n_chan);
@@ -207,10 +226,43 @@ br_status bi_cuda_conv(bi_ctx *ctx, const bi_conv_args *a) {
     if (((uintptr_t)a->history.base | a->history.seq_bytes) % sizeof(bi_bf16))
         return br_fail(BR_E_ALIGN, "conv: history at %p, %zu bytes a sequence: expected multiples of %zu", (void *)a->history.base,
                        a->history.seq_bytes, sizeof(bi_bf16));
+    return BR_OK;
+}
+
+static int is_wide(const bi_conv_args *a) {
+    const uintptr_t all = (uintptr_t)a->x | (uintptr_t)a->y | (uintptr_t)a->history.base | (uintptr_t)a->history.seq_bytes;
+    return all % sizeof(uint2) == 0 && (a->x_ld | a->y_ld | a->n_chan) % CONV_VEC == 0 && bi_row_wide(a->w);
+}
+
+/* n checked calls of one batch, width and kind. */
+static br_status run_together(bi_ctx *ctx, const bi_conv_args *args, int n) {
+    const bi_batch *batch = args->batch;
+    conv_group group = {};
     if (batch->n_row == 0 || batch->n_seg == 0)
         return BR_OK;
-    const conv_run c = {batch->n_row, batch->n_seg, a->n_chan, a->x_ld, a->y_ld, batch->seg, batch->row_seg, a->x, a->w, a->history, a->y};
-    const int64_t together = (int64_t)((uintptr_t)a->x | (uintptr_t)a->y | (uintptr_t)a->history.base | a->history.seq_bytes) % sizeof(uint2);
-    const int wide = together == 0 && (a->x_ld | a->y_ld | a->n_chan) % CONV_VEC == 0 && bi_row_wide(a->w);
-    return wide ? launch<CONV_VEC>(ctx, batch, c) : launch<1>(ctx, batch, c);
+    for (int i = 0; i < n; i++) {
+        const bi_conv_args *a = &args[i];
+        const conv_run run = {batch->n_row, batch->n_seg, a->n_chan,  a->x_ld, a->y_ld, batch->seg, batch->row_seg,
+                              a->x,         a->w,         a->history, a->y};
+        group.run[i] = run;
+    }
+    return is_wide(args) ? launch<CONV_VEC>(ctx, batch, group, n) : launch<1>(ctx, batch, group, n);
+}
+
+br_status bi_cuda_conv(bi_ctx *ctx, const bi_conv_args *a) {
+    BR_TRY(check(a));
+    return run_together(ctx, a, 1);
+}
+
+br_status bi_cuda_conv_group(bi_ctx *ctx, const bi_conv_args *args, int32_t n) {
+    int together = n <= BI_CONV_GROUP_MAX;
+    for (int32_t i = 0; i < n; i++) {
+        BR_TRY(check(&args[i]));
+        together = together && args[i].batch == args->batch && args[i].n_chan == args->n_chan && is_wide(&args[i]) == is_wide(args);
+    }
+    if (together && n > 0)
+        return run_together(ctx, args, n);
+    for (int32_t i = 0; i < n; i++)
+        BR_TRY(run_together(ctx, &args[i], 1));
+    return BR_OK;
 }

@@ -82,3 +82,9 @@ br_status BI_FN(bi_conv)(bi_ctx *ctx, const bi_conv_args *a) {
     bi_rows_run(ctx, conv_tile, a, a->batch->n_seg * n_tile, cost + 1);
     return BR_OK;
 }
+
+br_status BI_FN(bi_conv_group)(bi_ctx *ctx, const bi_conv_args *args, int32_t n) {
+    for (int32_t i = 0; i < n; i++)
+        BR_TRY(BI_FN(bi_conv)(ctx, &args[i]));
+    return BR_OK;
+}

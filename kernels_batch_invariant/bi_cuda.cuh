@@ -39,7 +39,7 @@ extern "C" {
     X(kda_prefill) X(kda_general) X(kda_norm) X(latent_store) X(attn_lists) X(attn_score) X(attn_value) X(attn_gate) X(index_store)   \
     X(index_query) X(index_score) X(index_topk) X(route) X(experts_plan) X(experts_t) X(experts_up) X(experts_down) X(combine) X(glu) X(attnres)      \
     X(attnres_weight) X(residual) X(gather) X(seg_fault) X(head) X(head_merge) X(sample) X(linear_tile) X(lora_add) X(linear_check) \
-    X(generate_mat) X(generate_vector)
+    X(generate_mat) X(generate_vector) X(mat_pack_f32) X(mat_unpack)
 
 typedef enum bi_cuda_kernel {
 #define BI_CUDA_ENUM(name) BI_K_##name,
@@ -169,6 +169,7 @@ br_status bi_cuda_layernorm(bi_ctx *, const bi_norm_args *);
 br_status bi_cuda_linear(bi_ctx *, const bi_linear_args *);
 br_status bi_cuda_linear_group(bi_ctx *, const bi_linear_args *, int32_t n);
 br_status bi_cuda_conv(bi_ctx *, const bi_conv_args *);
+br_status bi_cuda_conv_group(bi_ctx *, const bi_conv_args *, int32_t n);
 br_status bi_cuda_kda_gate(bi_ctx *, const bi_kda_gate_args *);
 br_status bi_cuda_kda(bi_ctx *, const bi_kda_args *);
 br_status bi_cuda_kda_norm(bi_ctx *, const bi_kda_norm_args *);
@@ -188,5 +189,7 @@ br_status bi_cuda_gather(bi_ctx *, const bi_gather_args *);
 br_status bi_cuda_seg_fault(bi_ctx *, const bi_seg_fault_args *);
 br_status bi_cuda_score(bi_ctx *, const bi_score_args *);
 br_status bi_cuda_sample(bi_ctx *, const bi_sample_args *);
+br_status bi_cuda_mat_pack_f32(bi_ctx *, const bi_mat_pack_f32_args *);
+br_status bi_cuda_mat_unpack(bi_ctx *, const bi_mat_unpack_args *);
 
 #endif

@@ -1,10 +1,18 @@
 /* A build without CUDA: asking for its backend is answered with a sentence. */
 #include "bi_cuda_open.h"
+#include "bi_grad.h"
 
 br_status bi_backend_cuda_open(const bi_limits *limits, br_device *device, bi_backend *out) {
     (void)limits;
     (void)device;
     *out = (bi_backend){NULL, NULL};
+    return br_fail(BR_E_UNSUPPORTED, "this build has no CUDA: no nvcc was found when it was configured");
+}
+
+br_status bi_grad_cuda_open(const bi_limits *limits, br_device *device, bi_grad *out) {
+    (void)limits;
+    (void)device;
+    *out = (bi_grad){NULL, NULL};
     return br_fail(BR_E_UNSUPPORTED, "this build has no CUDA: no nvcc was found when it was configured");
 }
 

@@ -50,6 +50,8 @@ br_status BI_FN(bi_mat_pack_bf16)(bi_ctx *, void *dst, int32_t n_out, int32_t n_
                                   int64_t stride_in);
 br_status BI_FN(bi_mat_pack_fp4)(bi_ctx *, void *dst, int32_t n_out, int32_t n_in, const uint8_t *code,
                                  const uint8_t *scale);
+br_status BI_FN(bi_mat_pack_f32)(bi_ctx *, const bi_mat_pack_f32_args *);
+br_status BI_FN(bi_mat_unpack)(bi_ctx *, const bi_mat_unpack_args *);
 br_status BI_FN(bi_mat_generate)(bi_ctx *, const bi_mat_generate_args *);
 br_status BI_FN(bi_vector_generate)(bi_ctx *, const bi_vector_generate_args *);
 size_t BI_FN(bi_kda_state_bytes)(int32_t n_head, int32_t d);
@@ -61,6 +63,7 @@ br_status BI_FN(bi_layernorm)(bi_ctx *, const bi_norm_args *);
 br_status BI_FN(bi_linear)(bi_ctx *, const bi_linear_args *);
 br_status BI_FN(bi_linear_group)(bi_ctx *, const bi_linear_args *, int32_t n);
 br_status BI_FN(bi_conv)(bi_ctx *, const bi_conv_args *);
+br_status BI_FN(bi_conv_group)(bi_ctx *, const bi_conv_args *, int32_t n);
 br_status BI_FN(bi_kda_gate)(bi_ctx *, const bi_kda_gate_args *);
 br_status BI_FN(bi_kda)(bi_ctx *, const bi_kda_args *);
 br_status BI_FN(bi_kda_norm)(bi_ctx *, const bi_kda_norm_args *);

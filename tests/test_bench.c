@@ -1,6 +1,9 @@
 /* The verb `bench`: a dry run of every row on the oracle, the table, the peer's protocol, and that wrong bits are caught. The
  * command runs as a process; what it cannot show, a wrong op, is put into the measuring functions themselves. */
-#include "job_bench.h"
+#include "checkpoint.h"
+#include "draw.h"
+#include "job_bench_price.h"
+#include "step_rows.h"
 #include "test_support.h"
 
 #include <stdio.h>
@@ -63,7 +66,13 @@ START_TEST(dry_run) {
     read_text("bench.csv", table);
     const char *const header = "date,commit,gpu,row,shape,us,us_min,us_max,floor_us,share,peer,peer_us,ratio,digest\n";
     ck_assert_int_eq(strncmp(table, header, strlen(header)), 0);
-    ck_assert_int_eq(lines_of(table), 1 + n_row + 2 + 2); /* two ceilings, two means */
+    int n_part = 0; /* the ops that a price is made of */
+    for (const char *line = table + strlen(header); *line; line += strcspn(line, "\n") + 1) {
+        field(line, 3, row);
+        n_part += strncmp(row, "price.", 6) == 0 && strstr(row, ".x") != NULL;
+    }
+    ck_assert_int_gt(n_part, 3 * 25);
+    ck_assert_int_eq(lines_of(table), 1 + n_row + n_part + 2 + 2); /* two ceilings, two means */
     for (const char *line = table + strlen(header); *line; line += strcspn(line, "\n") + 1) {
         field(line, 1, text);
         ck_assert_str_eq(text, "abc");
@@ -71,7 +80,8 @@ START_TEST(dry_run) {
         field(line, 5, text);
         ck_assert_msg(strstr(row, "geomean") || strtod(text, NULL) > 0, "%s takes '%s'", row, text);
         field(line, 13, text);
-        ck_assert_msg(strstr(row, "geomean") || strcmp(row, "ceiling.copy") == 0 || strlen(text) == 32, "%s: digest '%s'", row, text);
+        ck_assert_msg(strstr(row, "geomean") || strncmp(row, "price.", 6) == 0 || strcmp(row, "ceiling.copy") == 0 || strlen(text) == 32,
+                      "%s: digest '%s'", row, text);
     }
 }
 END_TEST
@@ -229,6 +239,193 @@ START_TEST(marks) {
 }
 END_TEST
 
+/* ---- the ops of a step ----------------------------------------------------------------------------------------------------- */
+
+static const bi_ops *real;
+static price_list seen;
+
+#define WATCH(name, ...)                                            \
+    static br_status watch_##name(bi_ctx *ctx, const bi_##name##_args *a) { \
+        price_list_add(&seen, (price_op){__VA_ARGS__});             \
+        return real->name(ctx, a);                                  \
+    }
+WATCH(embed, .kind = PRICE_EMBED, .d = a->d_model)
+WATCH(kda_gate, .kind = PRICE_KDA_GATE, .d = a->d, .n_head = a->n_head)
+WATCH(kda, .kind = PRICE_KDA, .d = a->d, .n_head = a->n_head)
+WATCH(kda_norm, .kind = PRICE_KDA_NORM, .d = a->d, .n_head = a->n_head)
+WATCH(latent_store, .kind = PRICE_LATENT_STORE, .d = a->d_latent)
+WATCH(attn, .kind = PRICE_ATTN, .d = a->d_kv_latent, .n_head = a->n_head)
+WATCH(attn_gate, .kind = PRICE_ATTN_GATE, .d = a->d)
+WATCH(index_store, .kind = PRICE_INDEX_STORE, .d = a->d)
+WATCH(index_select, .kind = PRICE_INDEX_SELECT, .d = a->d, .n_head = a->n_head)
+WATCH(route, .kind = PRICE_ROUTE, .d = a->d)
+WATCH(experts, .kind = PRICE_EXPERTS, .d = a->d)
+WATCH(combine, .kind = PRICE_COMBINE, .d = a->d)
+WATCH(glu, .kind = PRICE_GLU, .d = a->d)
+WATCH(attnres, .kind = PRICE_ATTNRES, .d = a->d, .n_bank = a->n_bank)
+WATCH(residual, .kind = PRICE_RESIDUAL, .d = a->d)
+WATCH(gather, .kind = PRICE_GATHER, .d = (int32_t)a->row_bytes)
+WATCH(sample, .kind = PRICE_SAMPLE, .d = a->n_vocab)
+WATCH(score, .kind = PRICE_SCORE, .d = a->d)
+
+static br_status watch_rmsnorm(bi_ctx *ctx, const bi_norm_args *a) {
+    price_list_add(&seen, (price_op){.kind = PRICE_RMSNORM, .d = a->d, .ld = a->x_ld});
+    return real->rmsnorm(ctx, a);
+}
+
+static br_status watch_layernorm(bi_ctx *ctx, const bi_norm_args *a) {
+    price_list_add(&seen, (price_op){.kind = PRICE_LAYERNORM, .d = a->d, .ld = a->x_ld});
+    return real->layernorm(ctx, a);
+}
+
+static br_status watch_linear_group(bi_ctx *ctx, const bi_linear_args *a, int32_t n) {
+    price_op op = {.kind = PRICE_LINEAR, .d = a->w.n_in, .n_head = a->n_head, .n_map = n, .logits = a->check_logits};
+    for (int32_t i = 0; i < n; i++) {
+        op.n_out[i] = a[i].w.n_out;
+        op.f32 |= (uint32_t)a[i].y_f32 << i;
+    }
+    price_list_add(&seen, op);
+    return n > 1 ? real->linear_group(ctx, a, n) : real->linear(ctx, a);
+}
+
+static br_status watch_conv_group(bi_ctx *ctx, const bi_conv_args *a, int32_t n) {
+    price_list_add(&seen, (price_op){.kind = PRICE_CONV, .d = a->n_chan, .n_map = n});
+    return real->conv_group(ctx, a, n);
+}
+
+static br_status watch_linear(bi_ctx *ctx, const bi_linear_args *a) {
+    return watch_linear_group(ctx, a, 1);
+}
+
+/* The model is opened again, on ops that are counted. */
+static void open_watched(const char *preset, br_loaded *loaded) {
+    static bi_ops ops;
+    char command[256], dir[600];
+    br_weights *weights;
+    snprintf(command, sizeof command, "init --preset %s --recipe --out %s", preset, preset);
+    ck_assert_msg(bitroll(command) == 0, "%s", err);
+    snprintf(dir, sizeof dir, "%s/%s", test_tmp_dir(), preset);
+    const br_engine_options options = {.model_dir = dir, .backend = "oracle", .n_thread = 1};
+    CHECK_OK(br_loaded_open(&options, 8, 64, 0, loaded));
+    real = loaded->backend.op;
+    ops = *real;
+#define PUT(name) ops.name = watch_##name
+    PUT(embed); PUT(rmsnorm); PUT(layernorm); PUT(linear); PUT(linear_group); PUT(conv_group); PUT(kda_gate); PUT(kda); PUT(kda_norm);
+    PUT(latent_store); PUT(attn); PUT(attn_gate); PUT(index_store); PUT(index_select); PUT(route); PUT(experts); PUT(combine);
+    PUT(glu); PUT(attnres); PUT(residual); PUT(gather); PUT(sample); PUT(score);
+#undef PUT
+    br_model_close(loaded->model);
+    loaded->backend.op = &ops;
+    CHECK_OK(checkpoint_open(dir, &loaded->config, &weights));
+    const br_model_options model = {.config = &loaded->config, .weights = weights, .adapters = loaded->adapters, .backend = loaded->backend,
+                                    .device = loaded->device, .pool = loaded->pool, .comm = {.n_rank = 1}, .n_row_max = loaded->n_row_max};
+    CHECK_OK(br_model_open(&model, &loaded->model));
+    br_weights_close(weights);
+}
+
+static void expect_list(const br_config *c, int32_t is_score) {
+    price_list list;
+    CHECK_OK(price_list_make(c, is_score, &list));
+    for (int32_t i = 0; i < list.n; i++) {
+        int32_t n = 0;
+        for (int32_t k = 0; k < seen.n; k++)
+            n += memcmp(&list.op[i], &seen.op[k], sizeof seen.op[k]) == 0;
+        ck_assert_msg(n == 1, "%d times %s of %d: the model does not call it so", list.op[i].count, price_kind_name(list.op[i].kind), list.op[i].d);
+    }
+    ck_assert_int_eq(list.n, seen.n);
+}
+
+/* What the price of a step counts is what the model calls, for tokens that are drawn and for those that are given. */
+START_TEST(ops_of_a_step) {
+    static const char *const PRESET[] = {"pico", "nano", "mini"};
+    int32_t token[4] = {5, 6, 7, 8};
+    float temperature[4] = {1, 1, 1, 1}, logprob[4], logprob_raw[4];
+    uint32_t fault[4] = {0};
+    const bi_bf16 *final;
+    br_loaded loaded;
+    step_rows rows;
+    draw d;
+    br_step step = {0};
+    open_watched(PRESET[_i], &loaded);
+    CHECK_OK(step_rows_open(&rows, loaded.device, 8, 1, 0));
+    CHECK_OK(draw_open(&d, &loaded, 4));
+    void *pages, *states;
+    CHECK_OK(br_device_alloc(loaded.device, br_model_page_bytes(loaded.model), "a page", &pages));
+    CHECK_OK(br_device_alloc(loaded.device, br_model_state_bytes(loaded.model), "a state", &states));
+    step.page_base = pages;
+    step.state_base = states;
+    step_rows_begin(&rows);
+    rows.page[0] = 0;
+    step_rows_add(&rows, 0, 0, token, 4, -1);
+    CHECK_OK(step_rows_upload(&rows, &step));
+    for (int is_score = 0; is_score < 2; is_score++) {
+        seen.n = 0;
+        CHECK_OK(br_model_forward(loaded.model, &step, &final));
+        if (is_score)
+            CHECK_OK(br_model_score(loaded.model, 4, final, token, temperature, logprob, logprob_raw, NULL, fault));
+        for (int32_t i = 0; i < 4; i++) {
+            d.row[i] = i;
+            d.forced[i] = -1;
+            d.setting[i] = (bi_sampling){.temperature = 1, .top_p_q32 = bi_sample_top_p(1), .position = 4};
+        }
+        CHECK_OK(draw_upload(&d));
+        if (!is_score)
+            CHECK_OK(draw_ops(&d, 4, final, step.row_fault));
+        expect_list(&loaded.config, is_score);
+    }
+    br_device_free(loaded.device, pages);
+    br_device_free(loaded.device, states);
+    draw_close(&d);
+    step_rows_close(&rows);
+    br_loaded_close(&loaded);
+}
+END_TEST
+
+static double field_number(const char *table, const char *name, int i) {
+    char text[128];
+    for (const char *line = table; *line; line += strcspn(line, "\n") + 1) {
+        field(line, 3, text);
+        if (strcmp(text, name) != 0)
+            continue;
+        field(line, i, text);
+        return strtod(text, NULL);
+    }
+    ck_abort_msg("no row %s", name);
+    return 0;
+}
+
+/* The price is the step's time over the sum of calls, of which the faster counts: here the peer's 0.001 us, where it is asked. */
+START_TEST(price_of_a_step) {
+    static char table[TEXT_BYTES], asked[TEXT_BYTES], text[128];
+    double sum = 0;
+    int n_call = 0;
+    ck_assert_msg(bitroll(DRY "--peer 'echo ready fake; while read -r line; do echo \"$line\" >>price.txt; echo 0.001; done' "
+                          "--rows price.decode.b1 --csv price.csv") == 0, "%s", err);
+    read_text("price.txt", asked);
+    ck_assert_ptr_nonnull(strstr(asked, "mm 1 128 548\n")); /* q, k, v, gate and two small ones as one matrix */
+    ck_assert_ptr_nonnull(strstr(asked, "bmm 4 1 32 64\n"));
+    ck_assert_ptr_nonnull(strstr(asked, "rms_norm 1 128\n"));
+    ck_assert_ptr_nonnull(strstr(asked, "grouped_mm 1 64 64 "));
+    read_text("price.csv", table);
+    for (const char *line = table; *line; line += strcspn(line, "\n") + 1) {
+        field(line, 3, text);
+        if (strncmp(text, "price.decode.b1.", 16) != 0)
+            continue;
+        const long count = strtol(strrchr(text, '.') + 2, NULL, 10);
+        ck_assert_int_gt(count, 0);
+        n_call += (int)count;
+        field(line, 11, text);
+        if (!text[0])
+            field(line, 5, text);
+        sum += (double)count * strtod(text, NULL);
+    }
+    const double whole = field_number(table, "price.decode.b1", 5), least = field_number(table, "price.decode.b1", 11);
+    ck_assert_double_eq_tol(least, sum, 0.0005 * (n_call + 1)); /* the table's three digits */
+    ck_assert_double_eq_tol(whole, field_number(table, "slice.decode.b1", 5), 1e-9);
+    ck_assert_double_eq_tol(field_number(table, "price.decode.b1", 12), least / whole, 1e-3 * least / whole + 1e-4);
+}
+END_TEST
+
 Suite *test_bench_suite(void) {
     Suite *suite = suite_create("bench");
     TCase *tcase = tcase_create("bench");
@@ -241,6 +438,8 @@ Suite *test_bench_suite(void) {
     tcase_add_test(tcase, wrong_bits);
     tcase_add_test(tcase, geomean);
     tcase_add_test(tcase, marks);
+    tcase_add_loop_test(tcase, ops_of_a_step, 0, 3);
+    tcase_add_test(tcase, price_of_a_step);
     suite_add_tcase(suite, tcase);
     return suite;
 }

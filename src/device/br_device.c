@@ -3,15 +3,23 @@
 
 #include <string.h>
 
-br_status br_device_open(const char *kind, br_device **out) {
+static br_status open_kind(const char *kind, void *const *stream, br_device **out) {
     *out = NULL;
-    if (kind && strcmp(kind, "host") == 0)
+    if (strcmp(kind, "host") == 0)
         return br_device_host_open(out);
-    if (kind && strcmp(kind, "cuda") == 0)
-        return br_device_cuda_open(out);
+    if (strcmp(kind, "cuda") == 0)
+        return br_device_cuda_open(stream, out);
+    return br_fail(BR_E_ARG, "device '%s': expected host or cuda", kind);
+}
+
+br_status br_device_open(const char *kind, br_device **out) {
     if (kind)
-        return br_fail(BR_E_ARG, "device '%s': expected host or cuda", kind);
-    return br_device_cuda_open(out) == BR_OK ? BR_OK : br_device_host_open(out);
+        return open_kind(kind, NULL, out);
+    return open_kind("cuda", NULL, out) == BR_OK ? BR_OK : open_kind("host", NULL, out);
+}
+
+br_status br_device_open_on(const char *kind, void *stream, br_device **out) {
+    return open_kind(kind, &stream, out);
 }
 
 void br_device_close(br_device *device) {

@@ -17,6 +17,9 @@ typedef struct br_graph br_graph; /* a recorded step */
 /* kind: "host", "cuda", or NULL: cuda where a usable GPU is, else host. BR_E_UNSUPPORTED: this build has no CUDA, or the GPU is of
  * another architecture than sm_90; BR_E_DEVICE: no GPU; BR_E_ARG: another name. */
 br_status br_device_open(const char *kind, br_device **out);
+/* The same, on a stream of the caller's (a cudaStream_t; a host device ignores it), which outlives the device: for callers whose other
+ * work lies on it. kind is not NULL. */
+br_status br_device_open_on(const char *kind, void *stream, br_device **out);
 void br_device_close(br_device *device); /* NULL is a no-op */
 int br_device_is_host(const br_device *device);
 const char *br_device_name(const br_device *device); /* "host", or the GPU's name */

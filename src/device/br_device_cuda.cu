@@ -1,6 +1,6 @@
 /* One GPU as a device: memory, one stream, recorded steps; see br_device.h.
  *
- * Every call goes to one non-blocking stream, so that order is the order of calls. A failed call is sticky: CUDA keeps
+ * Every call goes to one stream, its own (non-blocking) or the caller's, so that order is the order of calls. A failed call is sticky: CUDA keeps
  * returning the error of a lost device, and so do we. */
 #include <cuda_runtime.h>
 #include <stdio.h>
@@ -19,6 +19,7 @@ struct br_graph {
 typedef struct cuda_device {
     br_device base;
     cudaStream_t stream;
+    int owns_stream;
     cudaEvent_t mark[BR_DEVICE_MARKS]; /* NULL: never set */
     char name[256];
 } cuda_device;
@@ -37,7 +38,8 @@ static void cuda_close(br_device *device) {
     for (int i = 0; i < BR_DEVICE_MARKS; i++)
         if (((cuda_device *)device)->mark[i])
             cudaEventDestroy(((cuda_device *)device)->mark[i]);
-    cudaStreamDestroy(stream_of(device));
+    if (((cuda_device *)device)->owns_stream)
+        cudaStreamDestroy(stream_of(device));
     br_mem_free(device);
 }
 
@@ -166,7 +168,7 @@ static const device_ops *cuda_ops(void) {
     return &OPS;
 }
 
-extern "C" br_status br_device_cuda_open(br_device **out) {
+extern "C" br_status br_device_cuda_open(void *const *stream, br_device **out) {
     cudaDeviceProp prop;
     *out = NULL;
     cudaError_t error = cudaGetDeviceProperties(&prop, 0);
@@ -178,7 +180,12 @@ extern "C" br_status br_device_cuda_open(br_device **out) {
     cuda_device *device = NULL;
     BR_TRY(br_mem_alloc((void **)&device, sizeof *device, "the CUDA device"));
     snprintf(device->name, sizeof device->name, "%s", prop.name);
-    br_status status = check(cudaStreamCreateWithFlags(&device->stream, cudaStreamNonBlocking), "opening a stream");
+    br_status status = BR_OK;
+    if (stream)
+        device->stream = (cudaStream_t)*stream;
+    else
+        status = check(cudaStreamCreateWithFlags(&device->stream, cudaStreamNonBlocking), "opening a stream");
+    device->owns_stream = !stream;
     if (status != BR_OK) {
         br_mem_free(device);
         return status;

@@ -31,6 +31,7 @@ struct br_device {
 };
 
 br_status br_device_host_open(br_device **out);
-br_status br_device_cuda_open(br_device **out); /* in br_device_cuda.cu, or what a build without CUDA says */
+/* stream NULL: one of its own. In br_device_cuda.cu, or what a build without CUDA says. */
+br_status br_device_cuda_open(void *const *stream, br_device **out);
 
 #endif

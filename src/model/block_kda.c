@@ -12,14 +12,14 @@ static void show_three(const br_step *s, br_stage stage, int32_t layer, const vo
 }
 
 /* x (R, P) -> y (R, P); stream 0 q, 1 k, 2 v picks the history in the sequence's state. */
-static br_status convolve(br_model *m, const br_step *s, const kda_weights *w, int stream, const bi_bf16 *x, const float *taps, bi_bf16 *y) {
-    int32_t n_chan = br_config_kda_width(&m->config);
-    bi_conv_args args = {
+static bi_conv_args convolution(const br_model *m, const br_step *s, const kda_weights *w, int stream, const bi_bf16 *x, const float *taps,
+                                bi_bf16 *y) {
+    const int32_t n_chan = br_config_kda_width(&m->config);
+    return (bi_conv_args){
         .batch = s->batch, .n_chan = n_chan, .x = x, .x_ld = n_chan, .w = taps, .y = y, .y_ld = n_chan,
         .history = {.base = s->state_base + w->history_offset + (size_t)stream * model_history_bytes(&m->config),
                     .seq_bytes = m->state_bytes, .index = s->state_index},
     };
-    return m->backend.op->conv(m->backend.ctx, &args);
 }
 
 /* q, k, v before conv (R, P), the gates' inputs: f (R, P) behind its low rank, b (R, H), output gate (R, P) */
@@ -47,9 +47,9 @@ static br_status convolve_all(br_model *m, const br_step *s, int32_t layer) {
     model_work *b = &m->work;
     const int64_t p_bytes = (int64_t)br_config_kda_width(&m->config) * 2;
     show_three(s, BR_STAGE_QKV, layer, b->q_in, b->k_in, b->v_in, p_bytes);
-    BR_TRY(convolve(m, s, w, 0, b->q_in, w->conv_q, b->q));
-    BR_TRY(convolve(m, s, w, 1, b->k_in, w->conv_k, b->k));
-    BR_TRY(convolve(m, s, w, 2, b->v_in, w->conv_v, b->v));
+    const bi_conv_args conv[] = {convolution(m, s, w, 0, b->q_in, w->conv_q, b->q), convolution(m, s, w, 1, b->k_in, w->conv_k, b->k),
+                                 convolution(m, s, w, 2, b->v_in, w->conv_v, b->v)};
+    BR_TRY(m->backend.op->conv_group(m->backend.ctx, conv, BI_CONV_GROUP_MAX));
     show_three(s, BR_STAGE_CONV, layer, b->q, b->k, b->v, p_bytes);
     return BR_OK;
 }

@@ -102,6 +102,8 @@ END_TEST
 
 /* ---- conv -------------------------------------------------------------------------------------------------------------------------- */
 
+enum { CONV_MOST = BI_CONV_GROUP_MAX + 1 }; /* one more than fit a launch */
+
 /* Rows behind the segments that belong to none. */
 static twin_batch padded(const bi_seg *seg, int n_seg, int n_pad) {
     twin_batch batch = twin_batch_of(&t, seg, n_seg);
@@ -116,24 +118,39 @@ static twin_batch padded(const bi_seg *seg, int n_seg, int n_pad) {
     return batch;
 }
 
-/* seg: {seq, 0, n_row, pos}; sequences lie at seq_gap bytes behind 3 * n_chan inputs. */
-static void try_conv(const bi_seg *seg, int n_seg, int n_seq, int n_chan, int gap, int family, int off, int use_index) {
+/* seg: {seq, 0, n_row, pos}; sequences lie at seq_gap bytes behind 3 * n_chan inputs. n > 1: a group of so many; odd: its last member
+ * is aligned otherwise than the rest. */
+static void try_conv_group(int n, int odd, const bi_seg *seg, int n_seg, int n_seq, int n_chan, int gap, int family, int off, int use_index) {
     twin_reset(&t);
     twin_batch batch = padded(seg, n_seg, n_seg % 3);
     const int n_row = batch.side[0].n_row, ld = n_chan + gap, kept = 3 * n_chan + gap;
-    bi_bf16 *x = numbers("x", family, n_row, ld, off), *y = outputs("y", (int64_t)n_row * ld, off);
-    bi_bf16 *history = numbers("history", family, n_seq, kept, off);
-    float *w = weights("w", n_chan * 4, 0);
+    bi_bf16 *x[CONV_MOST], *y[CONV_MOST], *history[CONV_MOST];
+    float *w[CONV_MOST];
+    for (int i = 0; i < n; i++) {
+        const int shift = odd && i == n - 1 ? !off : off;
+        x[i] = numbers("x", family, n_row, ld, shift), y[i] = outputs("y", (int64_t)n_row * ld, shift);
+        history[i] = numbers("history", family, n_seq, kept, shift);
+        w[i] = weights("w", n_chan * 4, 0);
+    }
     int32_t *index = use_index ? TWIN_ARRAY(&t, int32_t, "index", n_seq) : NULL;
     for (int i = 0; index && i < n_seq; i++)
         index[i] = n_seq - 1 - i;
     twin_begin(&t);
     BOTH {
-        bi_conv_args a = {.batch = &batch.side[side], .n_chan = n_chan, .x = AT(x), .x_ld = ld, .w = AT(w), .y = AT(y), .y_ld = ld,
-                          .history = {AT(history), (size_t)kept * sizeof(bi_bf16), AT(index)}};
-        RUN(conv, a);
+        bi_conv_args a[CONV_MOST];
+        for (int i = 0; i < n; i++)
+            a[i] = (bi_conv_args){.batch = &batch.side[side], .n_chan = n_chan, .x = AT(x[i]), .x_ld = ld, .w = AT(w[i]), .y = AT(y[i]),
+                                  .y_ld = ld, .history = {AT(history[i]), (size_t)kept * sizeof(bi_bf16), AT(index)}};
+        if (n == 1)
+            RUN(conv, a[0]);
+        else
+            CHECK_OK(t.backend[side].op->conv_group(t.backend[side].ctx, a, n));
     }
     twin_compare(&t, "conv");
+}
+
+static void try_conv(const bi_seg *seg, int n_seg, int n_seq, int n_chan, int gap, int family, int off, int use_index) {
+    try_conv_group(1, 0, seg, n_seg, n_seq, n_chan, gap, family, off, use_index);
 }
 
 START_TEST(conv) {
@@ -152,6 +169,13 @@ START_TEST(conv) {
             try_conv(five, 1, 2, chans[i], gap, k, off, 0);
             try_conv(long_one, 1, 2, chans[i], gap, k, off, 1);
         }
+    for (int n = 2; n <= CONV_MOST; n++)
+        for (int i = 2; i < 8; i += 2)
+            for (int k = 0; k < 4; k++) {
+                try_conv_group(n, k == 2, decode, 7, 7, chans[i], 0, k, k == 3, k % 2);
+                try_conv_group(n, k == 2, mixed, 7, 7, chans[i], 4, k, k == 3, k / 2);
+            }
+    try_conv_group(BI_CONV_GROUP_MAX, 0, decode, 5, 7, 12288, 0, 0, 0, 0);
     try_conv(decode, 5, 7, 12288, 0, 0, 0, 0);
     try_conv(mixed, 6, 7, 12288, 0, 0, 0, 0);
 }

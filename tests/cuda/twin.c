@@ -18,6 +18,7 @@ void twin_open(twin *t, const bi_limits *limits, size_t bytes) {
     CHECK_OK(br_mem_alloc((void **)&t->host, bytes, "a twin"));
     CHECK_OK(br_mem_alloc((void **)&t->back, bytes, "a twin"));
     CHECK_OK(br_device_alloc(t->device, bytes, "a twin", (void **)&t->device_side));
+    t->used = bytes - GUARD; /* all is poisoned once, afterwards what a case has used */
     twin_reset(t);
 }
 
@@ -28,7 +29,7 @@ void twin_reset(twin *t) {
         br_device_free(t->device, t->block[i].side[TWIN_CUDA]);
     }
     t->n_block = t->n_array = 0;
-    memset(t->host, POISON, t->size);
+    memset(t->host, POISON, t->used + GUARD);
     t->used = 0;
 }
 

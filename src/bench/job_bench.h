@@ -1,6 +1,6 @@
 /* job_bench: what the files of the verb `bench` share: shapes, device arrays of random numbers, rows and how they are measured.
  *
- * Layer: engine. A family of rows (job_bench_<family>.c) names each of its rows to bench_wants, lays out its inputs with
+ * Layer: bench. A family of rows (job_bench_<family>.c) names each of its rows to bench_wants, lays out its inputs with
  * bench_take and its kin, and hands a bench_row to bench_measure. Everything taken belongs to that row and goes with it. Inputs
  * are random, never zeros: a tensor core fed with zeros draws less power and runs faster. They depend on the row alone, so that
  * digests of two runs can be compared, whichever rows were chosen. */
@@ -37,6 +37,16 @@ typedef struct bench_shape {
     size_t copy_bytes, spread_bytes;      /* spread: what the operand sets of a row must exceed together, four times the L2 */
 } bench_shape;
 
+/* A measured row, microseconds; 0: not measured. */
+typedef struct bench_result {
+    double us, us_min, us_max, floor_us, peer_us;
+    br_digest digest;
+    int has_digest;
+} bench_result;
+
+/* The steps of a slice that are measured whole. */
+typedef enum bench_step { BENCH_DECODE_1, BENCH_DECODE_8, BENCH_DECODE_64, BENCH_DECODE_256, BENCH_SCORE, BENCH_STEP_COUNT } bench_step;
+
 typedef struct bench {
     const br_bench_options *options;
     const bench_shape *shape;
@@ -56,6 +66,7 @@ typedef struct bench {
     int n_block;
     uint32_t *fault;        /* (prefill) words of the row at hand, device memory */
     double copy_rate, mma_rate; /* bytes and operations a second, measured in this run; 0 before */
+    bench_result step[BENCH_STEP_COUNT]; /* without an adapter; us 0: not measured */
     char failure[256];      /* of the first row that failed */
 } bench;
 
@@ -93,18 +104,12 @@ typedef struct bench_row {
     const char *peer_name, *request; /* NULL: no peer does this */
 } bench_row;
 
-/* A measured row, microseconds; 0: not measured. */
-typedef struct bench_result {
-    double us, us_min, us_max, floor_us, peer_us;
-    br_digest digest;
-    int has_digest;
-} bench_result;
-
 /* ---- job_bench.c ---- */
 
 /* Is this row chosen, and to be measured? A yes forgets what the row before has taken. */
 int bench_wants(bench *b, const char *name);
 int bench_is_chosen(const bench *b, const char *name); /* only asks */
+int bench_price_needs(const bench *b, bench_step step);  /* is a chosen price made of this step's time? */
 void bench_say(const bench *b, const char *format, ...) __attribute__((format(printf, 2, 3))); /* a line for the reader */
 /* Prints and records a row; called by bench_measure, and for means of rows. share < 0, ratio < 0: empty. */
 br_status bench_record(bench *b, const bench_row *row, const bench_result *result, double share, double ratio);
@@ -160,6 +165,15 @@ static inline int32_t bench_batch_size(const bench *b, int32_t n) {
     return n > b->shape->batch_divisor ? n / b->shape->batch_divisor : 1;
 }
 
+/* ---- single rows that the price of a step is made of; sizes that are not given are those of b->shape. result may be NULL ---- */
+
+br_status bench_kda_prefill(bench *b, const char *name, int32_t n_seq, int32_t n_tok, bench_result *result);
+br_status bench_kda_decode(bench *b, const char *name, int32_t n_seq, bench_result *result);
+br_status bench_index_select(bench *b, const char *name, int32_t n_seq, int32_t n_step, int32_t pos, bench_result *result);
+br_status bench_attn_sparse(bench *b, const char *name, int32_t n_seq, int32_t n_step, int32_t pos, bench_result *result);
+br_status bench_experts_uniform(bench *b, const char *name, int32_t n_row, bench_result *result);
+br_status bench_head_score(bench *b, const char *name, int32_t n_row, bench_result *result);
+
 /* ---- the families ---- */
 
 br_status bench_ceilings(bench *b); /* fills copy_rate and mma_rate */
@@ -170,6 +184,7 @@ br_status bench_index(bench *b);
 br_status bench_attn(bench *b);
 br_status bench_experts(bench *b);
 br_status bench_row_ops(bench *b);
-br_status bench_slice(bench *b);
+br_status bench_slice(bench *b); /* fills step */
+br_status bench_price(bench *b); /* after it */
 
 #endif

@@ -31,19 +31,24 @@ static bench_output ints_of(const void *all, size_t n, const void *twin, size_t 
     return (bench_output){.all = all, .bytes = sizeof(int32_t) * n, .twin = twin, .twin_bytes = sizeof(int32_t) * n_twin, .hashed = 1};
 }
 
-/* The best topk of all positions for the last token of each sequence. shared: all sequences have the pages of the first, so
- * that keys come from the L2 and little but the selection is left. The twin is the first sequence alone. */
-static br_status measure_select(bench *b, bench_row *row, int32_t n_head, int32_t d, int shared) {
-    const int32_t n_seq = bench_batch_size(b, 64), n_pos = b->shape->n_pos, topk = b->shape->topk;
-    bi_index_select_args args = {.n_head = n_head, .d = d, .topk = topk, .c = bi_const_index_c(n_head, d), .fault = bench_fault(b)}, twin;
+/* How an index row is laid out: n_seq sequences of n_step new tokens each from position pos on. shared: all sequences have the pages
+ * of the first, so that keys come from the L2 and little but the selection is left. */
+typedef struct select_shape {
+    int32_t n_seq, n_step, pos, n_head, d, shared;
+} select_shape;
+
+/* The best topk of the positions that each row sees. The twin is the first row alone. */
+static br_status measure_select(bench *b, bench_row *row, const select_shape *s, bench_result *result) {
+    const int32_t n_row = s->n_seq * s->n_step, n_pos = s->pos + s->n_step, topk = b->shape->topk;
+    bi_index_select_args args = {.n_head = s->n_head, .d = s->d, .topk = topk, .c = bi_const_index_c(s->n_head, s->d), .fault = bench_fault(b)}, twin;
     bi_batch batch, twin_batch;
-    BR_TRY(bench_batch(b, n_seq, 1, 0, n_pos - 1, &batch));
-    BR_TRY(bench_batch(b, 1, 1, 0, n_pos - 1, &twin_batch));
-    BR_TRY(bench_cache(b, b->backend.op->index_block_bytes(d), n_seq, n_pos, shared, &args.cache));
-    BR_TRY(fill_keys(b, &args.cache, shared ? 1 : n_seq, n_pos, d));
-    BR_TRY(bench_bf16(b, (int64_t)n_seq * n_head * d, &args.q));
-    BR_TRY(bench_uniform(b, (int64_t)n_seq * n_head, -1, 1, &args.w));
-    BR_TRY(take_choice(b, n_seq, topk, &args));
+    BR_TRY(bench_batch(b, s->n_seq, s->n_step, 0, s->pos, &batch));
+    BR_TRY(bench_batch(b, 1, 1, 0, s->pos, &twin_batch));
+    BR_TRY(bench_cache(b, b->backend.op->index_block_bytes(s->d), s->n_seq, n_pos, s->shared, &args.cache));
+    BR_TRY(fill_keys(b, &args.cache, s->shared ? 1 : s->n_seq, n_pos, s->d));
+    BR_TRY(bench_bf16(b, (int64_t)n_row * s->n_head * s->d, &args.q));
+    BR_TRY(bench_uniform(b, (int64_t)n_row * s->n_head, -1, 1, &args.w));
+    BR_TRY(take_choice(b, n_row, topk, &args));
     args.batch = &batch;
     twin = args;
     twin.batch = &twin_batch;
@@ -53,45 +58,51 @@ static br_status measure_select(bench *b, bench_row *row, int32_t n_head, int32_
     row->args_bytes = sizeof args;
     row->n_variant = 1;
     row->twin = &twin;
-    row->n_row = n_seq;
+    row->n_row = n_row;
     row->n_output = 2;
-    row->output[0] = ints_of(args.select, (size_t)n_seq * (size_t)topk, twin.select, (size_t)topk);
-    row->output[1] = ints_of(args.n_select, (size_t)n_seq, twin.n_select, 1);
-    return bench_measure(b, row, NULL);
+    const int32_t n_first = bench_least(topk, s->pos + 1);
+    row->output[0] = ints_of(args.select, (size_t)n_row * (size_t)topk, twin.select, (size_t)n_first);
+    row->output[0].hashed = n_first == topk; /* what lies behind a row's choice is not written */
+    row->output[1] = ints_of(args.n_select, (size_t)n_row, twin.n_select, 1);
+    return bench_measure(b, row, result);
 }
 
 /* Codes and scale of a key, and its score once. */
-static br_status measure_index(bench *b, const char *name) {
+br_status bench_index_select(bench *b, const char *name, int32_t n_seq, int32_t n_step, int32_t pos, bench_result *result) {
     const bench_shape *s = b->shape;
-    const double n = (double)bench_batch_size(b, 64) * s->n_pos;
+    const select_shape shape = {.n_seq = n_seq, .n_step = n_step, .pos = pos, .n_head = s->index_n_head, .d = s->index_d};
+    const double pairs = (double)n_seq * n_step * (pos + 0.5 * (n_step + 1)), keys = (double)n_seq * (pos + n_step);
     bench_row row = {
-        .name = name, .bytes = n * (s->index_d + 4 + 4), .flops = 2 * n * s->index_n_head * s->index_d, .unit = BENCH_MMA_F8,
+        .name = name, .bytes = keys * (s->index_d + 4) + 4 * pairs, .flops = 2 * pairs * s->index_n_head * s->index_d, .unit = BENCH_MMA_F8,
     };
-    snprintf(row.shape, sizeof row.shape, "%d x %d positions; %d heads of %d; top %d", bench_batch_size(b, 64), s->n_pos, s->index_n_head,
-             s->index_d, s->topk);
-    return measure_select(b, &row, s->index_n_head, s->index_d, 0);
+    if (n_step == 1)
+        snprintf(row.shape, sizeof row.shape, "%d x %d positions; %d heads of %d; top %d", n_seq, pos + 1, s->index_n_head, s->index_d, s->topk);
+    else
+        snprintf(row.shape, sizeof row.shape, "%d x %d queries at position %d; %d heads of %d; top %d", n_seq, n_step, pos, s->index_n_head,
+                 s->index_d, s->topk);
+    return measure_select(b, &row, &shape, result);
 }
 
-/* No op selects alone, so that this is an upper bound: the smallest scores that the indexer makes, and their selection. */
+/* No op selects alone: this is the whole op, with the smallest scores that the indexer makes, beside a peer that selects only. */
 static br_status measure_topk(bench *b, const char *name) {
-    enum { HEADS = 4, WIDTH = 32 };
     const bench_shape *s = b->shape;
-    const double n_row = bench_batch_size(b, 64);
+    const select_shape shape = {.n_seq = bench_batch_size(b, 64), .n_step = 1, .pos = s->n_pos - 1, .n_head = 4, .d = 32, .shared = 1};
     char request[64];
     bench_row row = {
-        .name = name, .bytes = n_row * 4 * ((double)s->n_pos + s->topk), .peer_name = "torch.topk", .request = request,
+        .name = name, .bytes = shape.n_seq * 4 * ((double)s->n_pos + s->topk), .peer_name = "torch.topk without scores", .request = request,
     };
-    snprintf(row.shape, sizeof row.shape, "top %d of %.0f x %d; with scores by %d heads of %d from keys in L2", s->topk, n_row, s->n_pos, HEADS,
-             WIDTH);
-    snprintf(request, sizeof request, "topk %.0f %d %d", n_row, s->n_pos, s->topk);
-    return measure_select(b, &row, HEADS, WIDTH, 1);
+    snprintf(row.shape, sizeof row.shape, "scores by %d heads of %d from keys in L2; then top %d of %d x %d: the whole op", shape.n_head, shape.d,
+             s->topk, shape.n_seq, s->n_pos);
+    snprintf(request, sizeof request, "topk %d %d %d", shape.n_seq, s->n_pos, s->topk);
+    return measure_select(b, &row, &shape, NULL);
 }
 
 br_status bench_index(bench *b) {
-    if (bench_wants(b, "index.decode.64x128k"))
-        BR_TRY(bench_settle(b, "index.decode.64x128k", measure_index(b, "index.decode.64x128k")));
-    if (bench_wants(b, "topk.64x128k"))
-        BR_TRY(bench_settle(b, "topk.64x128k", measure_topk(b, "topk.64x128k")));
+    const char *const decode = "index.decode.64x128k", *const topk = "topk.64x128k";
+    if (bench_wants(b, decode))
+        BR_TRY(bench_settle(b, decode, bench_index_select(b, decode, bench_batch_size(b, 64), 1, b->shape->n_pos - 1, NULL)));
+    if (bench_wants(b, topk))
+        BR_TRY(bench_settle(b, topk, measure_topk(b, topk)));
     return BR_OK;
 }
 
@@ -115,8 +126,8 @@ static br_status fill_latents(bench *b, const bi_cache *cache, int32_t n_seq, in
     return br_device_wait(b->device);
 }
 
-/* topk of the first pos + 1 positions of each row, rising: one drawn from each of as many equal parts. Row i sees the
- * positions up to pos + i % n_step. */
+/* topk of the positions that a row sees, or all of fewer, rising: one drawn from each of as many equal parts. Row i sees those up to
+ * pos + i % n_step. */
 static br_status draw_choice(bench *b, int32_t n_row, int32_t n_step, int32_t pos, const int32_t **select, const int32_t **n_select) {
     const int32_t topk = b->shape->topk;
     const size_t bytes = sizeof(int32_t) * (size_t)n_row * (size_t)topk;
@@ -126,8 +137,9 @@ static br_status draw_choice(bench *b, int32_t n_row, int32_t n_step, int32_t po
     BR_TRY(br_mem_alloc((void **)&choice, bytes, "positions"));
     for (int32_t t = 0; t < n_row; t++) {
         const int64_t visible = pos + t % n_step + 1;
-        for (int64_t i = 0; i < topk; i++) {
-            const int64_t begin = visible * i / topk, end = visible * (i + 1) / topk;
+        const int64_t n = visible < topk ? visible : topk;
+        for (int64_t i = 0; i < n; i++) {
+            const int64_t begin = visible * i / n, end = visible * (i + 1) / n;
             state ^= state << 13;
             state ^= state >> 7;
             state ^= state << 17;
@@ -136,7 +148,7 @@ static br_status draw_choice(bench *b, int32_t n_row, int32_t n_step, int32_t po
     }
     br_status status = bench_upload(b, choice, bytes, "positions", &select_at);
     for (int32_t t = 0; t < n_row; t++)
-        choice[t] = topk;
+        choice[t] = bench_least(topk, pos + t % n_step + 1);
     if (status == BR_OK)
         status = bench_upload(b, choice, sizeof *choice * (size_t)n_row, "counts", &n_select_at);
     br_mem_free(choice);
@@ -147,7 +159,7 @@ static br_status draw_choice(bench *b, int32_t n_row, int32_t n_step, int32_t po
 
 /* n_seq sequences of n_step new tokens each behind pos others, every query with topk positions of its own. The twin is the
  * first row alone. */
-static br_status measure_attn(bench *b, const char *name, int32_t n_seq, int32_t n_step, int32_t pos) {
+br_status bench_attn_sparse(bench *b, const char *name, int32_t n_seq, int32_t n_step, int32_t pos, bench_result *result) {
     const bench_shape *s = b->shape;
     const int32_t n_row = n_seq * n_step, d_all = s->d_kv_latent + s->d_rope;
     const size_t z_bytes = sizeof(bi_bf16) * (size_t)s->n_head * (size_t)s->d_kv_latent;
@@ -181,14 +193,15 @@ static br_status measure_attn(bench *b, const char *name, int32_t n_seq, int32_t
     BR_TRY(bench_take(b, z_bytes, "outputs", (void **)&twin.z));
     row.output[0] = (bench_output){.all = first.z, .bytes = z_bytes * (size_t)n_row, .twin = twin.z, .twin_bytes = z_bytes, .hashed = 1};
     snprintf(row.shape, sizeof row.shape, "%d x %d queries at position %d; %d heads; %d keys", n_seq, n_step, pos, s->n_head, s->topk);
-    return bench_measure(b, &row, NULL);
+    return bench_measure(b, &row, result);
 }
 
 br_status bench_attn(bench *b) {
-    const int32_t n_prefill = b->shape->prefill;
-    if (bench_wants(b, "attn.decode.b64"))
-        BR_TRY(bench_settle(b, "attn.decode.b64", measure_attn(b, "attn.decode.b64", bench_batch_size(b, 64), 1, b->shape->attn_n_pos - 1)));
-    if (bench_wants(b, "attn.prefill.8192"))
-        BR_TRY(bench_settle(b, "attn.prefill.8192", measure_attn(b, "attn.prefill.8192", 1, n_prefill, n_prefill)));
+    const char *const decode = "attn.decode.b64", *const prefill = "attn.prefill.8192";
+    const int32_t n = b->shape->prefill;
+    if (bench_wants(b, decode))
+        BR_TRY(bench_settle(b, decode, bench_attn_sparse(b, decode, bench_batch_size(b, 64), 1, b->shape->attn_n_pos - 1, NULL)));
+    if (bench_wants(b, prefill))
+        BR_TRY(bench_settle(b, prefill, bench_attn_sparse(b, prefill, 1, n, n, NULL)));
     return BR_OK;
 }

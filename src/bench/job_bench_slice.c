@@ -15,9 +15,9 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { ROOM_FOR_NEW = BR_PAGE_TOK, SLICE_BATCHES = 4 };
+enum { ROOM_FOR_NEW = BR_PAGE_TOK };
 
-static const int32_t BATCH[SLICE_BATCHES] = {1, 8, 64, 256};
+static const int32_t BATCH[BENCH_STEP_COUNT] = {1, 8, 64, 256, 0}; /* 0: scoring */
 
 typedef struct slice {
     bench b; /* with the model's device */
@@ -109,7 +109,7 @@ static br_status open_slice(bench *b, const char *dir, const char *lora_dir, sli
     const br_adapter_source source = {.name = "lora", .dir = lora_dir};
     const br_engine_options options = {.model_dir = dir, .adapter = &source, .n_adapter = lora_dir != NULL, .backend = b->options->backend,
                                        .n_thread = b->options->n_thread};
-    *s = (slice){.slot = lora_dir ? 0 : -1, .n_seq_max = bench_batch_size(b, BATCH[SLICE_BATCHES - 1]), .context = b->shape->slice_context};
+    *s = (slice){.slot = lora_dir ? 0 : -1, .n_seq_max = bench_batch_size(b, BATCH[BENCH_DECODE_256]), .context = b->shape->slice_context};
     BR_TRY(br_loaded_open(&options, b->shape->prefill, s->context + ROOM_FOR_NEW, 0, &s->loaded));
     s->b = *b;
     s->b.device = s->loaded.device;
@@ -223,31 +223,38 @@ static const char *row_name(char text[40], int32_t batch, int with_lora) {
     return text;
 }
 
+static int wants_step(const bench *b, int i, int with_lora) {
+    char name[40];
+    return bench_is_chosen(b, row_name(name, BATCH[i], with_lora)) || (!with_lora && bench_price_needs(b, (bench_step)i));
+}
+
 static br_status measure_all(slice *s, bench_result *result) {
     char name[40];
     const int with_lora = s->slot >= 0;
-    for (int i = 0; i < SLICE_BATCHES; i++)
-        if (bench_is_chosen(&s->b, row_name(name, BATCH[i], with_lora)))
-            BR_TRY(bench_settle(&s->b, name, measure_decode(s, name, bench_batch_size(&s->b, BATCH[i]), &result[i])));
-    if (bench_is_chosen(&s->b, row_name(name, 0, with_lora)))
-        BR_TRY(bench_settle(&s->b, name, measure_score(s, name, &result[SLICE_BATCHES])));
+    for (int i = 0; i < BENCH_STEP_COUNT; i++) {
+        if (!wants_step(&s->b, i, with_lora))
+            continue;
+        row_name(name, BATCH[i], with_lora);
+        BR_TRY(bench_settle(&s->b, name, BATCH[i] ? measure_decode(s, name, bench_batch_size(&s->b, BATCH[i]), &result[i])
+                                                  : measure_score(s, name, &result[i])));
+    }
     return BR_OK;
 }
 
 /* How much longer a step takes with the adapter. */
 static void say_price(const bench *b, const bench_result *base, const bench_result *lora) {
-    for (int i = 0; i <= SLICE_BATCHES; i++)
+    for (int i = 0; i < BENCH_STEP_COUNT; i++)
         if (base[i].us > 0 && lora[i].us > 0)
-            bench_say(b, "with the adapter %s takes %.3f times as long", i < SLICE_BATCHES ? "decode" : "scoring", lora[i].us / base[i].us);
+            bench_say(b, "with the adapter %s takes %.3f times as long", BATCH[i] ? "decode" : "scoring", lora[i].us / base[i].us);
 }
 
 br_status bench_slice(bench *b) {
     char dir[BR_PATH_BYTES] = "", lora_dir[BR_PATH_BYTES] = "", name[40];
-    bench_result result[2][SLICE_BATCHES + 1] = {{{0}}};
+    bench_result result[2][BENCH_STEP_COUNT] = {{{0}}};
     int n_wanted[2] = {0, 0};
     for (int with_lora = 0; with_lora < 2; with_lora++)
-        for (int i = 0; i <= SLICE_BATCHES; i++)
-            n_wanted[with_lora] += bench_wants(b, row_name(name, i < SLICE_BATCHES ? BATCH[i] : 0, with_lora));
+        for (int i = 0; i < BENCH_STEP_COUNT; i++)
+            n_wanted[with_lora] += bench_wants(b, row_name(name, BATCH[i], with_lora)) || (!b->naming && wants_step(b, i, with_lora));
     if (n_wanted[0] + n_wanted[1] == 0)
         return BR_OK;
     br_status status = make_folders(b, dir, lora_dir);
@@ -263,6 +270,7 @@ br_status bench_slice(bench *b) {
         close_slice(&s);
     }
     remove_folders(dir, lora_dir);
+    memcpy(b->step, result[0], sizeof b->step);
     say_price(b, result[0], result[1]);
     return status;
 }

@@ -179,11 +179,14 @@ br_status bench_dense(bench *b) {
 
 /* ---- the head ---------------------------------------------------------------------------------------------------------- */
 
+static const char HEAD_CHAIN[] = "torch.mm log_softmax gather";
+
 static br_status run_score(bench *b, const void *args) {
     return b->backend.op->score(b->backend.ctx, args);
 }
 
-static br_status measure_head(bench *b, const char *name, int32_t n_row, const char *peer_name, const char *peer_op) {
+static br_status measure_head(bench *b, const char *name, int32_t n_row, const char *peer_name, const char *peer_op,
+                              bench_result *result) {
     const int32_t d = b->shape->d_model, n_vocab = b->shape->n_vocab;
     const size_t out_bytes = sizeof(float) * (size_t)n_row;
     char request[64];
@@ -208,7 +211,11 @@ static br_status measure_head(bench *b, const char *name, int32_t n_row, const c
     row.output[1] = (bench_output){.all = args.logprob_raw, .bytes = out_bytes, .twin = twin.logprob_raw, .twin_bytes = sizeof(float), .hashed = 1};
     snprintf(row.shape, sizeof row.shape, "%d x %d -> %d; log-probs of given tokens", n_row, d, n_vocab);
     snprintf(request, sizeof request, "%s %d %d %d", peer_op, n_row, d, n_vocab);
-    return bench_measure(b, &row, NULL);
+    return bench_measure(b, &row, result);
+}
+
+br_status bench_head_score(bench *b, const char *name, int32_t n_row, bench_result *result) {
+    return measure_head(b, name, n_row, HEAD_CHAIN, "mm_logprob", result);
 }
 
 br_status bench_head(bench *b) {
@@ -219,11 +226,11 @@ br_status bench_head(bench *b) {
     } row[] = {
         {"head.m64", bench_least(64, b->shape->prefill), "torch.mm", "mm"},
         {"head.m8192", b->shape->prefill, "torch.mm", "mm"},
-        {"head.chain.m64", bench_least(64, b->shape->prefill), "torch.mm log_softmax gather", "mm_logprob"},
-        {"head.chain.m8192", b->shape->prefill, "torch.mm log_softmax gather", "mm_logprob"},
+        {"head.chain.m64", bench_least(64, b->shape->prefill), HEAD_CHAIN, "mm_logprob"},
+        {"head.chain.m8192", b->shape->prefill, HEAD_CHAIN, "mm_logprob"},
     };
     for (size_t i = 0; i < sizeof row / sizeof row[0]; i++)
         if (bench_wants(b, row[i].name))
-            BR_TRY(bench_settle(b, row[i].name, measure_head(b, row[i].name, row[i].n_row, row[i].peer_name, row[i].peer_op)));
+            BR_TRY(bench_settle(b, row[i].name, measure_head(b, row[i].name, row[i].n_row, row[i].peer_name, row[i].peer_op, NULL)));
     return BR_OK;
 }

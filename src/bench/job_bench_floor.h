@@ -1,6 +1,6 @@
 /* job_bench_floor: the least time a step of a model can take on the card, from bytes and operations alone.
  *
- * Layer: engine. Each kernel's floor is the larger of its bytes over the copy bandwidth and its operations over the matrix rate,
+ * Layer: bench. Each kernel's floor is the larger of its bytes over the copy bandwidth and its operations over the matrix rate,
  * both measured in the same run; a step's is their sum. Weights are read once a step, activations are counted where they
  * matter, launches take no time, routing is uniform. */
 #ifndef JOB_BENCH_FLOOR_H

@@ -207,13 +207,15 @@ br_status bench_cache(bench *b, size_t block_bytes, int32_t n_seq, int32_t n_pos
 }
 
 br_status bench_sweep_open(bench *b, int32_t n_seq, int32_t n_pos, bench_sweep *out) {
-    const int32_t n_row = bench_least(b->shape->prefill, n_pos), n_part = (n_pos + n_row - 1) / n_row;
+    int32_t n_row = bench_least(b->shape->prefill, n_pos);
     bi_seg *seg = NULL;
     int32_t *row_seg = NULL;
     br_status status;
+    while (n_pos % n_row) /* parts of one size */
+        n_row--;
+    const int32_t n_part = n_pos / n_row;
     *out = (bench_sweep){.n_batch = n_seq * n_part, .n_row = n_row};
     out->batch = (bi_batch){.n_row = n_row, .n_seg = n_seq * n_part, .seg_row_max = n_row, .pos_max = n_pos - 1};
-    BR_ASSERT(n_pos % n_row == 0);
     BR_TRY_GOTO(br_mem_alloc((void **)&seg, sizeof *seg * (size_t)out->n_batch, "segments"), exit);
     BR_TRY_GOTO(br_mem_alloc((void **)&row_seg, sizeof *row_seg * (size_t)n_row, "segments"), exit); /* all 0 */
     for (int32_t i = 0; i < out->n_batch; i++)

@@ -1,5 +1,5 @@
 /* The verb `bench`: opens the device, measures the ceilings, goes through the families of rows, writes the table; see
- * job_bench.h. Layer: engine. */
+ * job_bench.h. Layer: bench. */
 #include "job_bench.h"
 
 #include "report.h"
@@ -32,7 +32,7 @@ enum { N_SHAPE = sizeof SHAPES / sizeof SHAPES[0] };
 
 /* In the order of the table. */
 static br_status (*const FAMILY[])(bench *) = {
-    bench_dense, bench_kda, bench_index, bench_attn, bench_experts, bench_head, bench_row_ops, bench_slice,
+    bench_dense, bench_kda, bench_index, bench_attn, bench_experts, bench_head, bench_row_ops, bench_slice, bench_price,
 };
 
 static const char CSV_HEADER[] = "date,commit,gpu,row,shape,us,us_min,us_max,floor_us,share,peer,peer_us,ratio,digest\n";

@@ -79,7 +79,8 @@ static void set_floor(bench_row *row, const bi_experts_args *a, int32_t n_touche
 }
 
 /* The twin is the first row alone. */
-static br_status measure_experts(bench *b, const char *name, int32_t n_row, routing how, int32_t *count, char *request) {
+static br_status measure_experts(bench *b, const char *name, int32_t n_row, routing how, int32_t *count, char *request,
+                                 bench_result *result) {
     const bench_shape *s = b->shape;
     const size_t row_bytes = sizeof(bi_bf16) * (size_t)s->expert_topk * (size_t)s->d_latent;
     bi_experts_args args = {
@@ -105,20 +106,24 @@ static br_status measure_experts(bench *b, const char *name, int32_t n_row, rout
     write_request(s, n_row, count, request, BENCH_PEER_LINE_BYTES);
     snprintf(row.shape, sizeof row.shape, "%d rows x %d of %d MXFP4 (%d touched); %d and %d; %s", n_row, s->expert_topk, s->n_expert, n_touched,
              s->d_latent, s->d_ff, how == UNIFORM ? "uniform" : "skewed");
-    return bench_measure(b, &row, NULL);
+    return bench_measure(b, &row, result);
 }
 
-static br_status experts_row(bench *b, const char *name, int32_t n_row, routing how) {
+static br_status experts_row(bench *b, const char *name, int32_t n_row, routing how, bench_result *result) {
     int32_t *count = NULL;
     char *request = NULL;
     br_status status;
     BR_TRY_GOTO(br_mem_alloc((void **)&count, sizeof *count * (size_t)b->shape->n_expert, "loads of experts"), exit);
     BR_TRY_GOTO(br_mem_alloc((void **)&request, BENCH_PEER_LINE_BYTES, "a request"), exit);
-    status = measure_experts(b, name, n_row, how, count, request);
+    status = measure_experts(b, name, n_row, how, count, request, result);
 exit:
     br_mem_free(count);
     br_mem_free(request);
-    return bench_settle(b, name, status);
+    return status;
+}
+
+br_status bench_experts_uniform(bench *b, const char *name, int32_t n_row, bench_result *result) {
+    return experts_row(b, name, n_row, UNIFORM, result);
 }
 
 br_status bench_experts(bench *b) {
@@ -131,8 +136,10 @@ br_status bench_experts(bench *b) {
         {"experts.decode.b64.skewed", 64, SKEWED},   {"experts.prefill.8192", 0, UNIFORM},
         {"experts.prefill.8192.skewed", 0, SKEWED},
     };
-    for (size_t i = 0; i < sizeof ROW / sizeof ROW[0]; i++)
+    for (size_t i = 0; i < sizeof ROW / sizeof ROW[0]; i++) {
+        const int32_t n_row = ROW[i].n_seq ? bench_batch_size(b, ROW[i].n_seq) : b->shape->prefill;
         if (bench_wants(b, ROW[i].name))
-            BR_TRY(experts_row(b, ROW[i].name, ROW[i].n_seq ? bench_batch_size(b, ROW[i].n_seq) : b->shape->prefill, ROW[i].how));
+            BR_TRY(bench_settle(b, ROW[i].name, experts_row(b, ROW[i].name, n_row, ROW[i].how, NULL)));
+    }
     return BR_OK;
 }

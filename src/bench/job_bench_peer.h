@@ -1,6 +1,6 @@
 /* job_bench_peer: a child process that times library calls on the same GPU, in turn with ours.
  *
- * Layer: engine; knows no op. One request a line, one answer a line. The child first says `ready NAME`. An answer is a number of
+ * Layer: bench; knows no op. One request a line, one answer a line. The child first says `ready NAME`. An answer is a number of
  * microseconds for one call, or `error SENTENCE`. The child keeps the operands of its last request, so that asking again
  * times again. */
 #ifndef JOB_BENCH_PEER_H

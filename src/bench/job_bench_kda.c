@@ -56,7 +56,7 @@ static bench_output output_of(const bi_kda_args *args, int32_t n_row, const bi_k
 }
 
 /* n_seq sequences of n_tok tokens from their first on. The twin takes the first tokens of the first sequence alone. */
-static br_status measure_prefill(bench *b, const char *name, int32_t n_seq, int32_t n_tok) {
+br_status bench_kda_prefill(bench *b, const char *name, int32_t n_seq, int32_t n_tok, bench_result *result) {
     const int32_t n_row = n_seq * n_tok, n_twin = n_seq > 1 ? n_tok : n_tok / 8 + 1;
     bi_kda_args args = new_args(b), twin;
     bi_batch batch, twin_batch;
@@ -75,7 +75,7 @@ static br_status measure_prefill(bench *b, const char *name, int32_t n_seq, int3
     row.output[0] = output_of(&args, n_row, &twin, n_twin);
     set_floor(&row, &args, n_row, n_seq);
     snprintf(row.shape, sizeof row.shape, "%d x %d tokens; %d heads of %d", n_seq, n_tok, args.n_head, args.d);
-    return bench_measure(b, &row, NULL);
+    return bench_measure(b, &row, result);
 }
 
 /* States that some tokens have passed through. */
@@ -94,7 +94,7 @@ static br_status warm_states(bench *b, const bi_kda_args *decode, int32_t n_seq,
 }
 
 /* One token each for n_seq sequences. The twin is the first of them alone. */
-static br_status measure_decode(bench *b, const char *name, int32_t n_seq) {
+br_status bench_kda_decode(bench *b, const char *name, int32_t n_seq, bench_result *result) {
     enum { WARM_TOKENS = 4 };
     bi_kda_args args[BENCH_VARIANT_MAX], twin, first = new_args(b);
     bi_batch batch, twin_batch;
@@ -124,7 +124,7 @@ static br_status measure_decode(bench *b, const char *name, int32_t n_seq) {
     };
     set_floor(&row, &first, n_seq, n_seq);
     snprintf(row.shape, sizeof row.shape, "%d sequences; %d heads of %d", n_seq, first.n_head, first.d);
-    return bench_measure(b, &row, NULL);
+    return bench_measure(b, &row, result);
 }
 
 br_status bench_kda(bench *b) {
@@ -132,13 +132,13 @@ br_status bench_kda(bench *b) {
     const int32_t n_row = b->shape->prefill;
     char name[64];
     if (bench_wants(b, "kda.prefill.one"))
-        BR_TRY(bench_settle(b, "kda.prefill.one", measure_prefill(b, "kda.prefill.one", 1, n_row)));
+        BR_TRY(bench_settle(b, "kda.prefill.one", bench_kda_prefill(b, "kda.prefill.one", 1, n_row, NULL)));
     if (bench_wants(b, "kda.prefill.packed"))
-        BR_TRY(bench_settle(b, "kda.prefill.packed", measure_prefill(b, "kda.prefill.packed", 8, n_row / 8)));
+        BR_TRY(bench_settle(b, "kda.prefill.packed", bench_kda_prefill(b, "kda.prefill.packed", 8, n_row / 8, NULL)));
     for (size_t i = 0; i < sizeof BATCH / sizeof BATCH[0]; i++) {
         snprintf(name, sizeof name, "kda.decode.b%d", BATCH[i]);
         if (bench_wants(b, name))
-            BR_TRY(bench_settle(b, name, measure_decode(b, name, bench_batch_size(b, BATCH[i]))));
+            BR_TRY(bench_settle(b, name, bench_kda_decode(b, name, bench_batch_size(b, BATCH[i]), NULL)));
     }
     return BR_OK;
 }

@@ -1,0 +1,83 @@
+/* Gradients on both sides; see grad_twin.h. */
+#include "grad_twin.h"
+
+#include "br_mem.h"
+#include "test_support.h"
+
+#include <math.h>
+#include <string.h>
+
+static const double BOUND = 4e-3;
+
+void grad_twin_open(grad_twin *g, const bi_limits *limits, size_t bytes) {
+    memset(g, 0, sizeof *g);
+    twin_open(&g->t, limits, bytes);
+    CHECK_OK(bi_grad_host_open(limits, g->t.pool, &g->grad[TWIN_ORACLE]));
+    CHECK_OK(bi_grad_cuda_open(limits, g->t.device, &g->grad[TWIN_CUDA]));
+    CHECK_OK(br_mem_alloc((void **)&g->first, bytes, "a twin"));
+}
+
+void grad_twin_close(grad_twin *g) {
+    CHECK_OK(twin_wait(&g->t));
+    bi_grad_close(&g->grad[TWIN_CUDA]);
+    bi_grad_close(&g->grad[TWIN_ORACLE]);
+    br_mem_free(g->first);
+    twin_close(&g->t);
+}
+
+void grad_twin_reset(grad_twin *g) {
+    twin_reset(&g->t);
+    g->n_out = 0;
+}
+
+float *grad_twin_out(grad_twin *g, const char *name, int64_t n) {
+    ck_assert_int_lt(g->n_out, GRAD_TWIN_OUT_MAX);
+    float *host = TWIN_ARRAY(&g->t, float, name, n);
+    g->out[g->n_out].name = name;
+    g->out[g->n_out].host = host;
+    g->out[g->n_out++].n = n;
+    return host;
+}
+
+/* From the twin's host side, as it stands, to `after`. */
+static void run_on_gpu(grad_twin *g, const char *what, grad_twin_call call, void *context, unsigned char *after) {
+    twin_begin(&g->t);
+    const br_status status = call(&g->grad[TWIN_CUDA], g, TWIN_CUDA, context);
+    ck_assert_msg(status == BR_OK, "%s on the GPU: %s", what, br_last_error());
+    CHECK_OK(br_device_download(g->t.device, after, g->t.device_side, g->t.used));
+    CHECK_OK(twin_wait(&g->t));
+}
+
+static int in_output(const grad_twin *g, size_t at) {
+    const unsigned char *byte = g->t.host + at;
+    for (int i = 0; i < g->n_out; i++)
+        if (byte >= (unsigned char *)g->out[i].host && byte < (unsigned char *)(g->out[i].host + g->out[i].n))
+            return 1;
+    return 0;
+}
+
+static void compare_output(const grad_twin *g, const char *what, int i) {
+    const float *host = g->out[i].host;
+    const float *gpu = (const float *)(const void *)(g->first + ((const unsigned char *)host - g->t.host));
+    double off = 0, size = 0;
+    for (int64_t k = 0; k < g->out[i].n; k++) {
+        ck_assert_msg(isfinite(host[k]), "%s: %s[%lld] of the host is not finite, or was not written", what, g->out[i].name, (long long)k);
+        ck_assert_msg(isfinite(gpu[k]), "%s: %s[%lld] of the GPU is not finite, or was not written", what, g->out[i].name, (long long)k);
+        off += ((double)gpu[k] - host[k]) * ((double)gpu[k] - host[k]);
+        size += (double)host[k] * host[k];
+    }
+    ck_assert_msg(sqrt(off) <= BOUND * sqrt(size), "%s: %s is off by %.3e of its norm %.3e", what, g->out[i].name, sqrt(off / size), sqrt(size));
+}
+
+void grad_twin_run(grad_twin *g, const char *what, grad_twin_call call, void *context) {
+    run_on_gpu(g, what, call, context, g->first);
+    run_on_gpu(g, what, call, context, g->t.back);
+    ck_assert_msg(memcmp(g->first, g->t.back, g->t.used) == 0, "%s: two runs on the GPU differ", what);
+    for (size_t at = 0; at < g->t.used; at++)
+        if (g->first[at] != g->t.host[at])
+            ck_assert_msg(in_output(g, at), "%s: the GPU wrote at byte %zu, outside the outputs", what, at);
+    const br_status status = call(&g->grad[TWIN_ORACLE], g, TWIN_ORACLE, context);
+    ck_assert_msg(status == BR_OK, "%s on the host: %s", what, br_last_error());
+    for (int i = 0; i < g->n_out; i++)
+        compare_output(g, what, i);
+}

@@ -1,0 +1,45 @@
+"""The structs that Python reads from the headers against the compiler's own layout."""
+import ctypes
+import os
+import subprocess
+import unittest
+
+import rig
+from bitroll import abi
+
+
+class Layout(unittest.TestCase):
+    def test_every_field(self):
+        lines = ["#include <stddef.h>", "#include <stdio.h>", '#include "bitroll_ops.h"', "int main(void) {"]
+        for name, struct in abi.STRUCTS.items():
+            lines.append(f'printf("{name} - %zu\\n", sizeof({name}));')
+            lines += [f'printf("{name} {field} %zu\\n", offsetof({name}, {field}));' for field, _ in struct._fields_]
+        source, program = os.path.join(rig.PLACE, "layout.c"), os.path.join(rig.PLACE, "layout")
+        with open(source, "w", encoding="ascii") as file:
+            file.write("\n".join([*lines, "return 0; }"]))
+        folders = [os.path.join(rig.TREE, f) for f in (*abi.HEADER_DIRS, "src/device", "kernels_batch_invariant/numeric")]
+        subprocess.run(["cc", "-std=gnu11", "-D_GNU_SOURCE", *(f"-I{f}" for f in folders), source, "-o", program, "-lm"], check=True)
+        compiled = subprocess.run([program], capture_output=True, text=True, check=True).stdout.split("\n")
+        ours = []
+        for name, struct in abi.STRUCTS.items():
+            ours.append(f"{name} - {ctypes.sizeof(struct)}")
+            ours += [f"{name} {field} {getattr(struct, field).offset}" for field, _ in struct._fields_]
+        self.assertEqual(compiled[:-1], ours)
+
+    def test_errors_are_sentences(self):
+        r = rig.Rig("pico", False)
+        with self.assertRaisesRegex(abi.Error, "there is none of this name"):
+            r.ops.library.check(r.ops.library.c.br_ops_call(r.ops.handle, b"no_op", None, 0))
+        with self.assertRaisesRegex(abi.Error, "the caller was built for another version"):
+            r.ops.library.check(r.ops.library.c.br_ops_call(r.ops.handle, b"glu", None, 3))
+        with self.assertRaisesRegex(abi.Error, "opened without gradients"):
+            r.ops.grad_glu()
+        with self.assertRaisesRegex(TypeError, "has no field 'gg'"):
+            r.ops.glu(gg=None)
+        with self.assertRaisesRegex(AttributeError, "there is no op 'gluu'"):
+            r.ops.gluu()
+        r.close()
+
+
+if __name__ == "__main__":
+    unittest.main()

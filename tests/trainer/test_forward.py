@@ -1,0 +1,207 @@
+"""The forward in torch against the engine: every stage of every row, bit by bit."""
+import unittest
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import rig
+from bitroll import mcore, peft
+from bitroll.model import Model
+from bitroll.rows import Rows
+from bitroll.stage_hash import StageHash
+
+PRESETS = ("nano", "k3-nano", "kimi-linear-nano")
+LENGTHS = (71, 2, 130, 18)
+
+
+def plain_lines(r, texts):
+    lengths, token, target = rig.rows_of(texts)
+    rows = Rows(r.ops, [sum(lengths[:i]) for i in range(len(lengths) + 1)])
+    rows.trace = StageHash(rows, [f"s{i}#0" for i in range(len(texts))])
+    with torch.no_grad():
+        out = r.model.log_probs(rows, token, target, torch.ones(len(token)))[0]
+    rows.trace.logprob(out)
+    rows.check_faults()
+    return list(rows.trace.lines())
+
+
+def megatron_lines(r, texts):
+    lengths, token, target = rig.rows_of(texts)
+    traces = []
+
+    def trace(rows):
+        traces.append(StageHash(rows, [f"s{i}#0" for i in range(len(texts))]))
+        return traces[0]
+    with torch.no_grad():
+        r.model.log_probs(token, mcore.pack(lengths), target, torch.ones(len(token)), trace=trace)
+    return list(traces[0].lines())
+
+
+def first_difference(ours, engine):
+    return next(((a, b) for a, b in zip(ours, engine) if a != b), None)
+
+
+class Forward(unittest.TestCase):
+    def compare(self, r, lines):
+        texts = rig.sequences(r.config, LENGTHS)
+        engine = rig.engine_lines(r.folder, texts, r.adapter_folder if r.settings.rank else None)
+        ours = lines(r, texts)
+        self.assertIsNone(first_difference(ours, engine))
+        self.assertEqual(len(ours), len(engine))
+
+    def test_every_stage_of_every_preset(self):
+        for preset in PRESETS:
+            for adapter in (False, True):
+                with self.subTest(preset=preset, adapter=adapter):
+                    r = rig.Rig(preset, adapter)
+                    self.compare(r, plain_lines)
+                    r.close()
+
+    def test_megatron_every_stage(self):
+        mcore.initialize("oracle")
+        for preset in ("nano", "kimi-linear-nano"):
+            for recompute in (False, True):
+                with self.subTest(preset=preset, recompute=recompute):
+                    r = rig.Rig(preset, True, mcore.BitrollModel, recompute=recompute)
+                    self.compare(r, megatron_lines)
+                    r.close()
+
+    def test_a_wrong_forward_is_named(self):
+        """Two ops swapped, a sequence that begins one row late, a shifted label: the first different line says where."""
+        r = rig.Rig("nano", True)
+        texts = rig.sequences(r.config, LENGTHS)
+        engine = rig.engine_lines(r.folder, texts, r.adapter_folder)
+        lengths, token, target = rig.rows_of(texts)
+
+        def run(cu, swap=False, shift=0):
+            rows = Rows(r.ops, cu)
+            rows.trace = StageHash(rows, [f"s{i}#0" for i in range(len(texts))])
+            layer = r.model.layers[2]
+            if swap:
+                layer.input_layernorm, layer.pre_mlp_layernorm = layer.pre_mlp_layernorm, layer.input_layernorm
+            with torch.no_grad():
+                rows.trace.logprob(r.model.log_probs(rows, token, target.roll(shift), torch.ones(len(token)))[0])
+            if swap:
+                layer.input_layernorm, layer.pre_mlp_layernorm = layer.pre_mlp_layernorm, layer.input_layernorm
+            return first_difference(list(rows.trace.lines()), engine)
+        cu = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
+        self.assertIsNone(run(cu))
+        self.assertIn(" 0 2 norm_attn ", run(cu, swap=True)[1])
+        self.assertIn(" logprob ", run(cu, shift=1)[1])
+        self.assertIn("s2#0 0 -1 embed ", run([*cu[:2], cu[2] + 1, *cu[3:]])[1])
+        r.close()
+
+
+class Packings(unittest.TestCase):
+    def test_no_packing_moves_a_bit(self):
+        mcore.initialize("oracle")
+        r = rig.Rig("nano", True, mcore.BitrollModel)
+        texts = rig.sequences(r.config, (40, 7, 65, 64, 1 + 1, 129))
+        lengths, token, target = rig.rows_of(texts)
+        t = torch.full((len(token),), 0.7)
+        with torch.no_grad():
+            whole = r.model.log_probs(token, mcore.pack(lengths), target, t)[0]
+            at = [sum(lengths[:i]) for i in range(len(lengths))]
+            for a, n in zip(at, lengths):
+                alone = r.model.log_probs(token[a : a + n], mcore.pack([n]), target[a : a + n], t[a : a + n])[0]
+                self.assertTrue(torch.equal(rig.bits(alone), rig.bits(whole[a : a + n])))
+            room = [n + 3 * i + 1 for i, n in enumerate(lengths)]
+            spread, aim = torch.zeros(sum(room), dtype=torch.int32), torch.full((sum(room),), 3, dtype=torch.int32)
+            place = [sum(room[:i]) for i in range(len(room))]
+            for a, b, n in zip(at, place, lengths):
+                spread[b : b + n], aim[b : b + n] = token[a : a + n], target[a : a + n]
+            padded = r.model.log_probs(spread, mcore.pack(lengths, room), aim, torch.full((sum(room),), 0.7))[0]
+            for a, b, n in zip(at, place, lengths):
+                self.assertTrue(torch.equal(rig.bits(padded[b : b + n]), rig.bits(whole[a : a + n])))
+        r.close()
+
+    def test_train_is_eval_and_base_rows_are_base(self):
+        r, base = rig.Rig("nano", True), rig.Rig("nano", False)
+        lengths, token, target = rig.rows_of(rig.sequences(r.config, (33, 50)))
+        cu, t = [0, lengths[0], sum(lengths)], torch.ones(sum(lengths))
+        slot = torch.tensor([-1] * lengths[0] + [0] * lengths[1], dtype=torch.int32)
+        with torch.no_grad():
+            mixed = r.model.train().log_probs(Rows(r.ops, cu, slot=slot), token, target, t)[0]
+            again = r.model.eval().log_probs(Rows(r.ops, cu, slot=slot), token, target, t)[0]
+            off = base.model.log_probs(Rows(base.ops, cu), token, target, t)[0]
+        self.assertTrue(torch.equal(rig.bits(mixed), rig.bits(again)))
+        self.assertTrue(torch.equal(rig.bits(mixed[: lengths[0]]), rig.bits(off[: lengths[0]])))
+        self.assertFalse(torch.equal(rig.bits(mixed[lengths[0] :]), rig.bits(off[lengths[0] :])))
+        r.close()
+        base.close()
+
+
+MOVES = {"empty", "empty_like", "zeros", "full", "ones", "view", "_unsafe_view", "reshape", "slice", "select", "unsqueeze", "squeeze", "unbind",
+         "cat", "detach", "alias", "t", "transpose", "as_strided", "clone", "copy_", "_to_copy", "expand", "permute", "split", "fill_",
+         "zero_", "tensor", "lift_fresh", "_reshape_alias", "index", "nonzero", "stack", "new_empty", "_local_scalar_dense", "cumsum", "any",
+         "is_nonzero", "ones_like", "scalar_tensor", "zeros_like", "set_"}
+
+
+class NoArithmetic(TorchDispatchMode):
+    """Notes every torch op that could change a floating-point value."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        name = function.overloadpacket.__name__
+        made = out if isinstance(out, (tuple, list)) else (out,)
+        if name not in MOVES and any(isinstance(o, torch.Tensor) and o.is_floating_point() for o in made):
+            self.found.append(name)
+        if name == "_to_copy" and any(isinstance(a, torch.Tensor) and a.is_floating_point() for a in args):
+            self.found.append("_to_copy of a floating-point tensor")
+        return out
+
+
+class Arithmetic(unittest.TestCase):
+    def test_torch_computes_nothing_between_embedding_and_logprob(self):
+        mcore.initialize("oracle")
+        for model in (Model, mcore.BitrollModel):
+            r = rig.Rig("nano", True, model)
+            lengths, token, target = rig.rows_of(rig.sequences(r.config, (20, 31)))
+            t, packed, rows = torch.ones(len(token)), mcore.pack(lengths), Rows(r.ops, [0, lengths[0], sum(lengths)])
+            watch = NoArithmetic()
+            with watch:
+                if model is Model:
+                    r.model.log_probs(rows, token, target, t)
+                else:
+                    r.model.log_probs(token, packed, target, t)
+            self.assertEqual(watch.found, [])
+            r.close()
+
+    def test_the_watch_sees_arithmetic(self):
+        watch = NoArithmetic()
+        with watch:
+            torch.ones(3) * 2
+        self.assertEqual(watch.found, ["mul"])
+
+
+class Adapters(unittest.TestCase):
+    def test_saved_adapter_is_the_loaded_one_to_the_engine(self):
+        r = rig.Rig("nano", True)
+        peft.save(r.model, r.settings, r.folder + "-saved", r.checkpoint.prefix)
+        texts = rig.sequences(r.config, (30,))
+        self.assertEqual(rig.engine_lines(r.folder, texts, r.folder + "-saved"), rig.engine_lines(r.folder, texts, r.adapter_folder))
+        r.close()
+
+    def test_masters_are_rounded_as_the_contract_says(self):
+        """Ties, subnormals, signed zeros, numbers that round to Inf, NaN: to nearest, ties to even, NaN to 0x7fff."""
+        r = rig.Rig("pico", True)
+        low = next(m for m in r.model.modules() if hasattr(m, "adapter")).adapter
+        patterns = torch.tensor([0x3F808000, 0x3F818000, 0x3F807FFF, 0x3F808001, 0x00000001, 0x00008000, 0x00018000, 0x80000000, 0x7F7FFFFF,
+                                 0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC12345, 0x7F800001, 0x33D58000, 0xBF808000], dtype=torch.int64)
+        wanted = [0x3F80, 0x3F82, 0x3F80, 0x3F81, 0, 0, 2, 0x8000, 0x7F80, 0x7F80, 0xFF80, 0x7FFF, 0x7FFF, 0x7FFF, 0x33D6, 0xBF80]
+        values = (patterns - ((patterns >> 31) << 32)).to(torch.int32).view(torch.float32)
+        with torch.no_grad():
+            low.linear_in.weight.view(-1)[: len(values)] = values
+        module = next(m for m in r.model.modules() if hasattr(m, "adapter"))
+        module.publish()
+        found = module.map.adapter.a.unpack().view(-1)[: len(values)].view(torch.int16).to(torch.int64) & 0xFFFF
+        self.assertEqual([hex(v) for v in found.tolist()], [hex(v) for v in wanted])
+        r.close()
+
+
+if __name__ == "__main__":
+    unittest.main()

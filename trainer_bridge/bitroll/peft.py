@@ -1,0 +1,99 @@
+"""A model's adapters to and from a PEFT folder: adapter_config.json and adapter_model.safetensors, in the bf16 values that forwards read."""
+import json
+import os
+
+import torch
+
+from .checkpoint import read_safetensors
+from .lora import AbsorbedLinear, ExpertLinear, FusedLinear, LoraLinear
+from .names import PEFT_PREFIX, checkpoint_module
+
+DTYPE_NAME = {torch.bfloat16: "BF16", torch.float32: "F32", torch.uint8: "U8"}
+
+
+def adapters(model, prefix=""):
+    """(checkpoint module name, LowRank, index) of each adapter: index is the expert's, or None. prefix: of a multimodal checkpoint."""
+    for name, module in model.named_modules():
+        if isinstance(module, (LoraLinear, AbsorbedLinear)) and hasattr(module, "adapter"):
+            yield prefix + checkpoint_module(name), module.adapter, None
+        elif isinstance(module, FusedLinear):
+            for part in module.parts:
+                if hasattr(module, f"adapter_{part}"):
+                    yield prefix + checkpoint_module(name, part), getattr(module, f"adapter_{part}"), None
+        elif isinstance(module, ExpertLinear) and hasattr(module, "adapter"):
+            for e in range(module.map.weight.n):
+                yield prefix + checkpoint_module(name).format(e=e), module.adapter, e
+
+
+def live(model):
+    """{LowRank: (A, B)}: the bf16 values that forwards read, A (n, rank, n_in) and B (n, n_out, rank), n = 1 for a single map."""
+    found = {}
+    for module in model.modules():
+        if isinstance(module, AbsorbedLinear) and module.adapters():
+            uk, uv = module.uk.adapter, module.uv.adapter
+            b = torch.cat((uk.a.unpack().transpose(1, 2), uv.b.unpack()), 1)  # rows of each head: d_nope, then d_v
+            found[module.adapter] = uv.a.unpack(), b.reshape(1, -1, uv.rank)
+        elif isinstance(module, FusedLinear):
+            for part, m in module.maps.items():
+                if m.adapter:
+                    found[getattr(module, f"adapter_{part}")] = m.adapter.a.unpack(), m.adapter.b.unpack()
+        elif isinstance(module, (LoraLinear, ExpertLinear)) and module.map.adapter:
+            found[module.adapter] = module.map.adapter.a.unpack(), module.map.adapter.b.unpack()
+    return found
+
+
+def exported(model, prefix=""):
+    """(PEFT tensor name, bf16 tensor) of every adapter, in the order of the names."""
+    values, tensors = live(model), {}
+    for name, low, e in adapters(model, prefix):
+        a, b = values[low]
+        tensors[f"{PEFT_PREFIX}{name}.lora_A.weight"] = a[e or 0]
+        tensors[f"{PEFT_PREFIX}{name}.lora_B.weight"] = b[e or 0]
+    return sorted(tensors.items())
+
+
+def write_safetensors(path, tensors):
+    """tensors: (name, tensor), written in this order; the file appears whole or not at all."""
+    header, at = {}, 0
+    for name, tensor in tensors:
+        n = tensor.numel() * tensor.element_size()
+        header[name] = dict(dtype=DTYPE_NAME[tensor.dtype], shape=list(tensor.shape), data_offsets=[at, at + n])
+        at += n
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path + ".part", "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, tensor in tensors:
+            file.write(tensor.detach().contiguous().cpu().view(torch.uint8).numpy().tobytes())
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(path + ".part", path)
+
+
+def save(model, settings, folder, prefix=""):
+    os.makedirs(folder, exist_ok=True)
+    tensors = exported(model, prefix)
+    targets = sorted({name[len(PEFT_PREFIX) :].split(".lora_")[0].rsplit(".", 1)[-1] for name, _ in tensors})
+    config = dict(peft_type="LORA", task_type="CAUSAL_LM", r=settings.rank, lora_alpha=settings.alpha, lora_dropout=0.0, bias="none",
+                  use_rslora=bool(settings.rslora), target_modules=targets, base_model_name_or_path="", inference_mode=True)
+    write_safetensors(os.path.join(folder, "adapter_model.safetensors"), tensors)
+    with open(os.path.join(folder, "adapter_config.json"), "w", encoding="utf-8") as file:
+        json.dump(config, file, indent=2, sort_keys=True)
+        file.write("\n")
+
+
+def load(model, folder, prefix=""):
+    """Fills the masters; every adapter of the model must be there and no other, of the model's rank. publish() makes them live."""
+    tensors = read_safetensors(os.path.join(folder, "adapter_model.safetensors"))
+    with torch.no_grad():
+        for name, low, e in adapters(model, prefix):
+            for part, master in (("lora_A", low.linear_in.weight), ("lora_B", low.linear_out.weight)):
+                key = f"{PEFT_PREFIX}{name}.{part}.weight"
+                if key not in tensors:
+                    raise KeyError(f"{folder}: there is no tensor {key}")
+                value, place = tensors.pop(key), master if e is None else master[e]
+                if value.shape != place.shape:
+                    raise ValueError(f"{folder}: {key} has shape {tuple(value.shape)}: expected {tuple(place.shape)}")
+                place.copy_(value)
+    if tensors:
+        raise KeyError(f"{folder}: {len(tensors)} tensors that the model has no place for, the first is {min(tensors)}")

@@ -1,0 +1,69 @@
+"""The rows of one forward: sequences packed one after the other, each from its position 0."""
+import ctypes
+
+import torch
+
+from . import abi, functions
+
+PAGE_TOKENS = abi.CONSTANTS["BR_PAGE_TOK"]
+
+
+class Rows:
+    """cu_seqlens: [0, n_0, n_0 + n_1, ..]; n_row: rows in all, of which those behind the last sequence are padding. slot: adapter slot
+    of every row, or a tensor (n_row) int32 with -1 for base rows."""
+
+    fn = functions  # what computes: one function an op (twin.py has the same names)
+
+    def __init__(self, ops, cu_seqlens, n_row=None, slot=0):
+        cu = [int(c) for c in cu_seqlens]
+        lengths = [b - a for a, b in zip(cu, cu[1:])]
+        if min(lengths, default=1) < 1 or cu[0] != 0:
+            raise ValueError(f"sequences of {lengths} rows from row {cu[0]}: expected at least one row each, from row 0")
+        self.ops, self.n_seq, self.lengths = ops, len(lengths), lengths
+        self.n_row = cu[-1] if n_row is None else n_row
+        if self.n_row < cu[-1]:
+            raise ValueError(f"{cu[-1]} rows in sequences: expected at most {self.n_row}")
+        self.seg = self._int32([v for i, n in enumerate(lengths) for v in (i, cu[i], n, 0)])
+        self.row_seg = self._int32([i for i, n in enumerate(lengths) for _ in range(n)] + [-1] * (self.n_row - cu[-1]))
+        blocks = [(n + PAGE_TOKENS - 1) // PAGE_TOKENS for n in lengths]
+        self.first_block = self._int32([sum(blocks[:i]) for i in range(self.n_seq)])
+        self.n_block = sum(blocks)
+        self.batch = abi.STRUCTS["bi_batch"](self.n_row, self.n_seq, max(lengths, default=0), max(lengths, default=1) - 1,
+                                             self.seg.data_ptr(), self.row_seg.data_ptr())
+        self.row_slot = slot if isinstance(slot, torch.Tensor) else torch.full((self.n_row,), slot, dtype=torch.int32, device=ops.device)
+        self.fault = torch.zeros(self.n_row, dtype=torch.int32, device=ops.device)
+        self.stage = ["no fault"]  # names of the codes in fault
+        self.trace, self.layer = None, -1  # called with (stage, layer, pieces, count) at the points that `dump --stage-hash` names
+
+    def _int32(self, values):
+        return torch.tensor(values, dtype=torch.int32).to(self.ops.device)
+
+    def fault_at(self, name):
+        """The fault argument of an op: rows that go wrong there say so in check_faults."""
+        self.stage.append(name)
+        return dict(row=self.fault, code=len(self.stage) - 1)
+
+    def check_faults(self):
+        bad = torch.nonzero(self.fault)
+        if len(bad):
+            row = int(bad[0])
+            seg = int(self.row_seg[row])
+            raise FloatingPointError(f"row {row} (sequence {seg}): not finite at {self.stage[int(self.fault[row])]}")
+
+    def show(self, stage, *pieces, count=None):
+        """Lets the trace see the rows of a stage; returns the first."""
+        if self.trace:
+            self.trace(stage, self.layer, [p.data if isinstance(p, functions.Stream) else p for p in pieces], count)
+        return pieces[0]
+
+    def cache(self, block_bytes):
+        """Fresh pages for one layer: a bi_cache, and the memory to keep."""
+        memory = torch.empty(self.n_block * block_bytes, dtype=torch.uint8, device=self.ops.device)
+        return dict(base=memory, block_bytes=block_bytes, first=self.first_block), memory
+
+    def state(self, seq_bytes):
+        memory = torch.empty(self.n_seq * seq_bytes, dtype=torch.uint8, device=self.ops.device)
+        return dict(base=memory, seq_bytes=seq_bytes), memory
+
+    def empty(self, *shape, dtype=torch.bfloat16):
+        return torch.empty(self.n_row, *shape, dtype=dtype, device=self.ops.device)

@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# environment.sh: makes the trainer's Python environment where it is not there yet, and prints the path of its interpreter, a script that
+# sets the library path and PYTHONPATH. The environment lies outside the tree, named by the hash of requirements.lock: built beside its
+# place and renamed, so that a broken installation is never found.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+lock=$here/requirements.lock
+BYTES_NEEDED=$((6 * 1024 * 1024)) # KiB: download, unpacked, and the copy while building
+
+die() {
+    printf 'environment: %s\n' "$*" >&2
+    exit 2
+}
+
+find_python() {
+    local candidate
+    for candidate in python3.12 "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.12*/bin/python3.12; do
+        if "$candidate" -c 'import sys, venv; sys.exit(sys.version_info[:2] != (3, 12))' >/dev/null 2>&1; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    die "no Python 3.12 with venv was found: torch and megatron-core of requirements.lock need it"
+}
+
+# The toolkit's libraries, which torch loads when it is imported, with a GPU or without.
+find_toolkit() {
+    local folder
+    for folder in "$(dirname "$(command -v nvcc 2>/dev/null || echo /none/bin/nvcc)")/../lib64" /usr/local/cuda/lib64; do
+        if [ -e "$folder/libcublas.so.13" ] && [ -e "$folder/libcudnn.so.9" ]; then
+            (cd "$folder" && pwd -P)
+            return
+        fi
+    done
+    die "no CUDA 13 toolkit with cuDNN 9 was found: torch of requirements.lock loads its libraries"
+}
+
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/bitroll
+place=$cache/python-$(sha256sum "$lock" | cut -c1-16)
+if [ ! -x "$place/bin/bitroll-python" ]; then
+    python=$(find_python)
+    toolkit=$(find_toolkit)
+    mkdir -p "$cache"
+    free=$(df -Pk "$cache" | awk 'NR == 2 { print $4 }')
+    [ "$free" -ge "$BYTES_NEEDED" ] || die "$cache has $free KiB free: the environment needs $BYTES_NEEDED"
+    building=$(mktemp -d "$cache/building.XXXXXX")
+    trap 'rm -rf "$building"' EXIT
+    "$python" -m venv "$building/env" >&2
+    "$building/env/bin/python" -m pip install -q --no-deps --require-hashes --only-binary=:all: --no-cache-dir --disable-pip-version-check \
+        -r "$lock" >&2 || die "pip could not install requirements.lock"
+    cat >"$building/env/bin/bitroll-python" <<TEXT
+#!/bin/sh
+LD_LIBRARY_PATH=$toolkit\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH}
+PYTHONPATH=$here\${PYTHONPATH:+:\$PYTHONPATH}
+export LD_LIBRARY_PATH PYTHONPATH
+exec "\$(dirname "\$0")/python" -B "\$@"
+TEXT
+    chmod +x "$building/env/bin/bitroll-python"
+    rm -rf "$place"
+    mv "$building/env" "$place"
+fi
+"$place/bin/bitroll-python" - >&2 <<'TEXT' || die "the environment does not work"
+import sys, torch, megatron.core
+print(f"python {sys.version.split()[0]}, torch {torch.__version__}, megatron-core {megatron.core.__version__}")
+TEXT
+printf '%s\n' "$place/bin/bitroll-python"
