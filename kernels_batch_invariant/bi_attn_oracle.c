@@ -6,9 +6,8 @@
  * packed rows for the values would be 432 KiB. They would spare a dense query its unpacking, 9 % (AVX-512) to 25 % (AVX2) of
  * it at 6 heads; a selection has to gather and transpose its rows in any case, and then six times the bytes.
  *
- * A query sorts its positions by class and takes them in groups: whole class blocks, at most 64 entries. The scores of a
- * group are one panel product for every 32 entries, whatever classes they are of (a score does not know its class), so 16
- * entries spread over 8 classes cost one panel and not eight. The values then run block by block in the clause's order. */
+ * A query takes its positions block by block, 64 of them; the scores of a block are one panel product for every 32 entries.
+ * The accumulator of a part joins the row before the next part begins. */
 #include "bi_chain.h"
 #include "bi_fn.h"
 #include "bi_oracle.h"
@@ -19,7 +18,7 @@ enum {
     GROUP = BI_ATT_BLOCK,
     GATE_COST = 8 /* element steps of one sigmoid */
 };
-_Static_assert(GROUP % BI_PANEL == 0, "a group's scores are whole panels");
+_Static_assert(GROUP % BI_PANEL == 0, "a block's scores are whole panels");
 
 static int32_t pad_panel(int32_t n) {
     return (n + BI_PANEL - 1) / BI_PANEL * BI_PANEL;
@@ -27,10 +26,6 @@ static int32_t pad_panel(int32_t n) {
 
 size_t BI_FN(bi_latent_block_bytes)(int32_t d_latent) {
     return sizeof(bi_bf16) * BR_PAGE_TOK * (size_t)pad_panel(d_latent);
-}
-
-static int class_of(int32_t position) {
-    return (position >> BI_ATT_CLASS_SHIFT) & (BI_ATT_CLASSES - 1);
 }
 
 static bi_bf16 *latent_row(const bi_cache *cache, int32_t seq, int32_t position, int32_t d_latent) {
@@ -65,19 +60,17 @@ typedef struct work {
     int16_t *qe, *we;
     const float **xf;                    /* (n_head) the rows of a panel product */
     const int16_t **xe;
-    int32_t *position;                   /* (n_select) class by class, ascending in each */
     bi_bf16 *panel;                      /* (d_score, 32) latent rows transposed, then packed into kf, ke */
     float *kf, *vf;                      /* (d_score, 32); (64, v_ld) packed latent rows of one block */
     int16_t *ke, *ve;
-    float *score;                        /* (n_head, 64) of the group */
-    float *m, *l, *acc;                  /* (class, n_head), (class, n_head), (class, n_head, d_value) */
-    float *out;                          /* (d_value) */
-    int32_t end[BI_ATT_CLASSES];         /* where each class's positions end */
-    const bi_bf16 *row[GROUP];           /* latent rows of the group */
+    float *score;                        /* (n_head, 64) of the block */
+    float *m, *l, *acc;                  /* of the part: (n_head), (n_head), (n_head, d_value) */
+    float *top, *sum, *out;              /* of the parts so far: M, L, O */
+    const bi_bf16 *row[GROUP];           /* latent rows of the block */
 } work;
 
 /* Lays a query's arrays out. */
-static void carve(work *w, br_arena *arena, int32_t n_head, int32_t d_kv_latent, int32_t d_rope, int32_t n_select) {
+static void carve(work *w, br_arena *arena, int32_t n_head, int32_t d_kv_latent, int32_t d_rope) {
     size_t heads = (size_t)n_head;
     w->n_head = n_head;
     w->d_score = bi_pad_k(d_kv_latent + d_rope);
@@ -92,48 +85,28 @@ static void carve(work *w, br_arena *arena, int32_t n_head, int32_t d_kv_latent,
     w->we = BR_ARENA_ARRAY(arena, int16_t, heads * GROUP);
     w->xf = BR_ARENA_ARRAY(arena, const float *, heads);
     w->xe = BR_ARENA_ARRAY(arena, const int16_t *, heads);
-    w->position = BR_ARENA_ARRAY(arena, int32_t, n_select);
     w->panel = BR_ARENA_ARRAY(arena, bi_bf16, d_score * BI_PANEL);
     w->kf = BR_ARENA_ARRAY(arena, float, d_score * BI_PANEL);
     w->ke = BR_ARENA_ARRAY(arena, int16_t, d_score * BI_PANEL);
     w->vf = BR_ARENA_ARRAY(arena, float, GROUP * (size_t)w->v_ld);
     w->ve = BR_ARENA_ARRAY(arena, int16_t, GROUP * (size_t)w->v_ld);
     w->score = BR_ARENA_ARRAY(arena, float, heads * GROUP);
-    w->m = BR_ARENA_ARRAY(arena, float, BI_ATT_CLASSES * heads);
-    w->l = BR_ARENA_ARRAY(arena, float, BI_ATT_CLASSES * heads);
-    w->acc = BR_ARENA_ARRAY(arena, float, BI_ATT_CLASSES * heads * d_value);
-    w->out = BR_ARENA_ARRAY(arena, float, d_value);
+    w->m = BR_ARENA_ARRAY(arena, float, heads);
+    w->l = BR_ARENA_ARRAY(arena, float, heads);
+    w->acc = BR_ARENA_ARRAY(arena, float, heads * d_value);
+    w->top = BR_ARENA_ARRAY(arena, float, heads);
+    w->sum = BR_ARENA_ARRAY(arena, float, heads);
+    w->out = BR_ARENA_ARRAY(arena, float, heads * d_value);
 }
 
 #ifdef BI_ISA_portable
 bi_scratch bi_attn_scratch(const bi_limits *limits) {
     work w;
     br_arena measure = {0};
-    carve(&w, &measure, limits->n_head, limits->d_kv_latent, limits->d_rope, limits->n_pos);
+    carve(&w, &measure, limits->n_head, limits->d_kv_latent, limits->d_rope);
     return (bi_scratch){0, measure.used};
 }
 #endif
-
-/* Sorts the row's positions by class: those of select, or 0 .. n - 1 when it is NULL. */
-static void sort_by_class(work *w, const int32_t *select, int32_t n, int32_t own) {
-    int32_t *end = w->end, sum = 0, before = -1;
-    memset(end, 0, sizeof w->end);
-    for (int32_t i = 0; i < n; i++) {
-        int32_t position = select ? select[i] : i;
-        BR_ASSERT(position > before && position <= own);
-        before = position;
-        end[class_of(position)]++;
-    }
-    for (int c = 0; c < BI_ATT_CLASSES; c++) {
-        int32_t count = end[c];
-        end[c] = sum;
-        sum += count;
-    }
-    for (int32_t i = 0; i < n; i++) {
-        int32_t position = select ? select[i] : i;
-        w->position[end[class_of(position)]++] = position;
-    }
-}
 
 /* Packs the query of row t, [q~ | q_r] a head. */
 static void pack_query(const bi_attn_args *a, work *w, int32_t t) {
@@ -180,8 +153,8 @@ static void set_rows(work *w, const float *f, const int16_t *e, int32_t ld) {
     }
 }
 
-/* score (n_head, 64) = RN(alpha * chain) of the group's n rows. Returns 0 when one is not finite. */
-static int score_group(work *w, float alpha, int n) {
+/* score (n_head, 64) = RN(alpha * chain) of the block's n rows. Returns 0 when one is not finite. */
+static int score_block(work *w, float alpha, int n) {
     int finite = 1;
     int32_t d = w->d_score;
     set_rows(w, w->qf, w->qe, d);
@@ -204,11 +177,20 @@ static int score_group(work *w, float alpha, int n) {
     return finite;
 }
 
+/* The sum of a block's n weights: sixteens fold to one each, then the four. */
+static float sum_weights(const float *e, int n) {
+    float p[GROUP / BI_MMA_K];
+    for (int i = 0; i < GROUP / BI_MMA_K; i++) {
+        int left = n - i * BI_MMA_K;
+        p[i] = bi_sum_short(e + i * BI_MMA_K, left < 0 ? 0 : left < BI_MMA_K ? left : BI_MMA_K, BI_MMA_K);
+    }
+    return bi_sum_fold(p, GROUP / BI_MMA_K / 2);
+}
+
 /* One head takes a block's n scores: m, l and R(e) of the block, and what is left of its accumulator. */
-static void weigh(work *w, int c, int32_t h, const float *s, int n, int first_block) {
-    size_t at = (size_t)c * (size_t)w->n_head + (size_t)h;
-    float *acc = w->acc + at * (size_t)w->d_value;
-    float e[GROUP], top = first_block ? s[0] : w->m[at];
+static void weigh(work *w, int32_t h, const float *s, int n, int first_block) {
+    float *acc = w->acc + (size_t)h * (size_t)w->d_value;
+    float e[GROUP], top = first_block ? s[0] : w->m[h];
     for (int i = 0; i < n; i++)
         top = s[i] > top ? s[i] : top;
     for (int i = 0; i < n; i++)
@@ -217,87 +199,79 @@ static void weigh(work *w, int c, int32_t h, const float *s, int n, int first_bl
         w->line[i] = bi_round(e[i]);
     BI_FN(bi_pack_row)(w->line, n, bi_pad_k(n), w->wf + (size_t)h * GROUP, w->we + (size_t)h * GROUP);
     if (first_block) {
-        w->l[at] = bi_sum64(e, n);
+        w->l[h] = sum_weights(e, n);
         memset(acc, 0, sizeof *acc * (size_t)w->d_value);
     } else {
-        float f = bi_exp(BI_SUB(w->m[at], top));
-        w->l[at] = BI_FMA(w->l[at], f, bi_sum64(e, n));
+        float f = bi_exp(BI_SUB(w->m[h], top));
+        w->l[h] = BI_FMA(w->l[h], f, sum_weights(e, n));
         for (int32_t d = 0; d < w->d_value; d++)
             acc[d] = BI_MUL(acc[d], f);
     }
-    w->m[at] = top;
+    w->m[h] = top;
 }
 
-/* A block of class c, entries first .. first + n - 1 of the group, joins the class. */
-static void join_block(work *w, int c, int32_t d_kv_latent, int first, int n, int first_block) {
+/* A block of n entries joins its part. */
+static void join_block(work *w, int32_t d_kv_latent, int n, int first_block) {
     int32_t d = w->d_value, n_k = bi_pad_k(n);
     for (int32_t h = 0; h < w->n_head; h++)
-        weigh(w, c, h, w->score + (size_t)h * GROUP + first, n, first_block);
+        weigh(w, h, w->score + (size_t)h * GROUP, n, first_block);
     size_t v_ld = (size_t)w->v_ld;
     for (int32_t i = 0; i < n; i++)
-        BI_FN(bi_pack_row)(w->row[first + i], d_kv_latent, d, w->vf + (size_t)i * v_ld, w->ve + (size_t)i * v_ld);
+        BI_FN(bi_pack_row)(w->row[i], d_kv_latent, d, w->vf + (size_t)i * v_ld, w->ve + (size_t)i * v_ld);
     BI_FN(bi_pack_row)(w->zero, 0, (n_k - n) * w->v_ld, w->vf + (size_t)n * v_ld, w->ve + (size_t)n * v_ld);
     set_rows(w, w->wf, w->we, GROUP);
-    float *acc = w->acc + (size_t)c * (size_t)w->n_head * (size_t)d;
     for (int32_t lane = 0; lane < d; lane += BI_PANEL)
-        BI_FN(bi_chain_panel)(w->n_head, w->xf, w->xe, n_k, w->vf + lane, w->ve + lane, v_ld, acc + lane, (size_t)d);
+        BI_FN(bi_chain_panel)(w->n_head, w->xf, w->xe, n_k, w->vf + lane, w->ve + lane, v_ld, w->acc + lane, (size_t)d);
 }
 
-/* Class lists are cut every 64 entries: the end of the block that begins at `begin`, itself a cut. */
-static int32_t block_end(const work *w, int32_t begin) {
-    int32_t end = w->end[class_of(w->position[begin])];
-    return end - begin > BI_ATT_BLOCK ? begin + BI_ATT_BLOCK : end;
-}
-
-static int is_first_block(const work *w, int c, int32_t begin) {
-    return begin == (c ? w->end[c - 1] : 0);
-}
-
-/* Takes every class list through scores, weights and values. Returns 0 when a score is not finite. */
-static int attend(const bi_attn_args *a, work *w, int32_t seq, int32_t n) {
-    int finite = 1;
-    for (int32_t begin = 0, end; begin < n; begin = end) {
-        end = block_end(w, begin);
-        while (end < n && block_end(w, end) - begin <= GROUP)
-            end = block_end(w, end);
-        for (int32_t i = begin; i < end; i++)
-            w->row[i - begin] = latent_row(&a->cache, seq, w->position[i], a->d_kv_latent + a->d_rope);
-        finite &= score_group(w, a->alpha, end - begin);
-        for (int32_t at = begin, stop; at < end; at = stop) {
-            int c = class_of(w->position[at]);
-            stop = block_end(w, at);
-            join_block(w, c, a->d_kv_latent, at - begin, stop - at, is_first_block(w, c, at));
+/* A part joins the row, which so far is the parts before it. */
+static void join_part(work *w, int first_part) {
+    size_t d = (size_t)w->d_value;
+    for (int32_t h = 0; h < w->n_head; h++) {
+        const float *acc = w->acc + (size_t)h * d;
+        float *out = w->out + (size_t)h * d;
+        if (first_part) {
+            w->top[h] = w->m[h];
+            w->sum[h] = w->l[h];
+            memcpy(out, acc, sizeof *out * d);
+            continue;
         }
+        float top = w->m[h] > w->top[h] ? w->m[h] : w->top[h];
+        float f = bi_exp(BI_SUB(w->top[h], top)), weight = bi_exp(BI_SUB(w->m[h], top));
+        w->top[h] = top;
+        w->sum[h] = BI_FMA(w->l[h], weight, BI_MUL(w->sum[h], f));
+        for (size_t i = 0; i < d; i++)
+            out[i] = BI_FMA(acc[i], weight, BI_MUL(out[i], f));
+    }
+}
+
+/* Takes the row's n entries, those of select or 0 .. n - 1 when it is NULL, through scores, weights and values. Returns 0 when a score is
+ * not finite. */
+static int attend(const bi_attn_args *a, work *w, int32_t seq, const int32_t *select, int32_t n, int32_t own) {
+    int finite = 1;
+    int32_t before = -1;
+    for (int32_t begin = 0; begin < n; begin += GROUP) {
+        int32_t left = n - begin, n_entry = left < GROUP ? left : GROUP, end = begin + n_entry;
+        for (int32_t i = begin; i < end; i++) {
+            int32_t position = select ? select[i] : i;
+            BR_ASSERT(position > before && position <= own);
+            before = position;
+            w->row[i - begin] = latent_row(&a->cache, seq, position, a->d_kv_latent + a->d_rope);
+        }
+        finite &= score_block(w, a->alpha, n_entry);
+        join_block(w, a->d_kv_latent, n_entry, begin % BI_ATT_PART == 0);
+        if (end == n || end % BI_ATT_PART == 0)
+            join_part(w, begin < BI_ATT_PART);
     }
     return finite;
 }
 
-/* Merges the classes that have entries, in class order. */
-static void merge(work *w, int32_t h, int32_t d_kv_latent, bi_bf16 *z) {
-    int32_t d = w->d_value;
-    size_t n_head = (size_t)w->n_head;
-    float top = 0.0f, sum = 0.0f;
-    int n_class = 0;
-    for (size_t c = 0; c < BI_ATT_CLASSES; c++) {
-        if (is_first_block(w, (int)c, w->end[c]))
-            continue;
-        float m = w->m[c * n_head + (size_t)h];
-        top = n_class++ == 0 || m > top ? m : top;
-    }
-    memset(w->out, 0, sizeof *w->out * (size_t)d);
-    for (size_t c = 0; c < BI_ATT_CLASSES; c++) {
-        if (is_first_block(w, (int)c, w->end[c]))
-            continue;
-        size_t at = c * n_head + (size_t)h;
-        float weight = bi_exp(BI_SUB(w->m[at], top));
-        const float *acc = w->acc + at * (size_t)d;
-        sum = BI_FMA(w->l[at], weight, sum);
-        for (int32_t i = 0; i < d; i++)
-            w->out[i] = BI_FMA(acc[i], weight, w->out[i]);
-    }
-    float inverse = BI_DIV(1.0f, sum);
+/* z of one head. */
+static void finish(const work *w, int32_t h, int32_t d_kv_latent, bi_bf16 *z) {
+    const float *out = w->out + (size_t)h * (size_t)w->d_value;
+    float inverse = BI_DIV(1.0f, w->sum[h]);
     for (int32_t i = 0; i < d_kv_latent; i++)
-        z[i] = bi_round(BI_MUL(w->out[i], inverse));
+        z[i] = bi_round(BI_MUL(out[i], inverse));
 }
 
 typedef struct attn_call {
@@ -313,14 +287,13 @@ static void attn_job(void *context, int t, int thread) {
     int32_t n = a->select ? a->n_select[t] : own + 1;
     work w;
     br_arena arena = bi_thread_arena(call->ctx, thread);
-    carve(&w, &arena, a->n_head, a->d_kv_latent, a->d_rope, n);
+    carve(&w, &arena, a->n_head, a->d_kv_latent, a->d_rope);
     memset(w.zero, 0, sizeof *w.zero * (size_t)w.d_score);
-    sort_by_class(&w, a->select ? a->select + (int64_t)t * a->select_ld : NULL, n, own);
     pack_query(a, &w, t);
-    if (!attend(a, &w, seg->seq, n))
+    if (!attend(a, &w, seg->seq, a->select ? a->select + (int64_t)t * a->select_ld : NULL, n, own))
         bi_fault_check(&a->fault, t, INFINITY);
     for (int32_t h = 0; h < a->n_head; h++)
-        merge(&w, h, a->d_kv_latent, a->z + ((int64_t)t * a->n_head + h) * a->d_kv_latent);
+        finish(&w, h, a->d_kv_latent, a->z + ((int64_t)t * a->n_head + h) * a->d_kv_latent);
 }
 
 static br_status check_attn(const bi_limits *limits, const bi_attn_args *a) {

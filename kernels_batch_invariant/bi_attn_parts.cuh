@@ -1,4 +1,4 @@
-/* bi_attn_parts: what the passes of attention share: class lists, latent rows, warp-level moves.      Contract: N-ATT-2
+/* bi_attn_parts: what the forms of attention share: a row's parts, latent rows, warp-level moves.      Contract: N-ATT-2
  *
  * Internal to bi_attn.cu. A latent block is BR_PAGE_TOK rows of d_latent bf16, row-major, a row padded with zeros to 16 bytes. A
  * latent row has an id, block * BR_PAGE_TOK + place in the block, so that an address is two multiplications away. */
@@ -11,84 +11,71 @@ enum {
     ATTN_CHUNK = 64,                      /* columns staged together: 128 bytes, 8 units of 16 bytes */
     ATTN_UNIT = 8,                        /* bf16 in a unit */
     ATTN_THREADS = 256,
-    ATTN_P_BYTES = BI_ATT_BLOCK * (int)sizeof(bi_bf16) /* weights of one head and block */
+    ATTN_HEADS = 32,                      /* of a block of the narrow form */
+    ATTN_BLOCKS = BI_ATT_PART / BI_ATT_BLOCK,
+    ATTN_P_BYTES = BI_ATT_BLOCK * (int)sizeof(bi_bf16), /* weights of one head and block */
+    ATTN_S_BYTES = BI_ATT_BLOCK * (int)sizeof(float)    /* its scores */
 };
 
 static inline int32_t attn_row_ld(int32_t d_latent) {
     return (d_latent + ATTN_UNIT - 1) / ATTN_UNIT * ATTN_UNIT;
 }
 
-/* The rows of one launch: `row0` .. of the step, their caches and lists, and where the passes meet. Arrays are by row of the launch. */
+/* The rows and parts of one launch: `row0` .. of the step, `part0` .. of each row, n_part of them. Arrays are by row of the launch. */
 typedef struct attn_rows {
     const bi_seg *seg;
     const int32_t *row_seg;
     bi_cache cache;
-    int32_t row0, row_ld, wide;           /* wide: rows of the cache lie on 16 bytes */
-    int32_t n_head, n_head_pad, d_kv_latent, d_rope, n_block_max;
-    const int32_t *list;                  /* (n_row, list_ld) ids of latent rows by class; NULL: every visible position */
-    const int32_t *count;                 /* (n_row, 8) */
-    int32_t list_ld;
-    unsigned char *weight;                /* (n_row, n_block_max, n_head_pad, 64) R(e) in bf16 by place, units swizzled by head & 7 */
-    float *scale;                         /* (n_row, n_block_max, n_head_pad) f; 0 for a first block, which does not use it */
-    float2 *stat;                         /* (n_row, 8, n_head_pad) m and l of a class */
+    int32_t row0, n_row, part0, n_part;
+    int32_t row_ld, wide;                 /* wide: rows of the cache lie on 16 bytes */
+    int32_t n_head, n_head_pad, d_kv_latent, d_rope;
+    const int32_t *select, *n_select;     /* NULL: every visible position */
+    int32_t select_ld;
+    float *score;                         /* (n_row, n_part, 32, n_head_pad, 64) between the passes of the narrow form */
+    int32_t n_part_max;                   /* of a row; above 1, a row of several parts leaves them here: */
+    float *acc;                           /* (n_row, n_part_max, n_head, d_kv_latent) */
+    float2 *stat;                         /* (n_row, n_part_max, n_head) m and l */
+    bi_bf16 *z;
 } attn_rows;
 
 #ifdef __CUDACC__
 
-/* One row's class: n entries, the first at `first` of its list, its first block at `block` of the row's blocks. */
-typedef struct attn_class {
-    int32_t n, first, block;
-} attn_class;
+/* One part of a row: n entries from `first` of its list; n = 0: there is no such part, or no such row. */
+typedef struct attn_part {
+    int32_t n, first, seq, several; /* several: the row has other parts */
+} attn_part;
 
-static __device__ __forceinline__ int32_t attn_class_count(const attn_rows &r, int32_t t, int32_t visible, int32_t c) {
-    if (r.list)
-        return r.count[t * BI_ATT_CLASSES + c];
-    const int32_t round = BI_ATT_BLOCK * BI_ATT_CLASSES, rest = visible % round - BI_ATT_BLOCK * c;
-    return visible / round * BI_ATT_BLOCK + (rest < 0 ? 0 : rest > BI_ATT_BLOCK ? BI_ATT_BLOCK : rest);
-}
-
-static __device__ __forceinline__ attn_class attn_class_of(const attn_rows &r, int32_t t, int32_t visible, int32_t c) {
-    attn_class out = {0, 0, 0};
-    for (int32_t i = 0; i < c; i++) {
-        const int32_t n = attn_class_count(r, t, visible, i);
-        out.first += n;
-        out.block += (n + BI_ATT_BLOCK - 1) / BI_ATT_BLOCK;
-    }
-    out.n = attn_class_count(r, t, visible, c);
-    return out;
+static __device__ __forceinline__ attn_part attn_part_of(const attn_rows &r, int32_t row, int32_t part) {
+    attn_part p = {0, part * BI_ATT_PART, 0, 0};
+    const int32_t i = r.row_seg[row];
+    if (i < 0)
+        return p;
+    const bi_seg seg = r.seg[i];
+    const int32_t n = r.select ? r.n_select[row] : seg.pos + row - seg.row + 1, left = n - p.first;
+    p.n = left < 0 ? 0 : left < BI_ATT_PART ? left : BI_ATT_PART;
+    p.seq = seg.seq;
+    p.several = n > BI_ATT_PART;
+    return p;
 }
 
 static __device__ __forceinline__ int32_t attn_block_at(const bi_cache &c, int32_t seq, int32_t page) {
     return c.table ? c.table[(int64_t)seq * c.table_ld + page] : c.first[seq] + page;
 }
 
-/* The latent row of entry i of class c; -1 for an absent one. */
-static __device__ __forceinline__ int32_t attn_entry(const attn_rows &r, int32_t t, int32_t seq, attn_class k, int32_t c, int32_t i) {
-    if (i >= k.n)
+/* The latent row of entry i of a part; -1 for an absent one. */
+static __device__ __forceinline__ int32_t attn_entry(const attn_rows &r, int32_t row, attn_part p, int32_t i) {
+    if (i >= p.n)
         return -1;
-    if (r.list)
-        return r.list[(int64_t)t * r.list_ld + k.first + i];
-    return attn_block_at(r.cache, seq, i / BI_ATT_BLOCK * BI_ATT_CLASSES + c) * BR_PAGE_TOK + i % BI_ATT_BLOCK;
+    const int32_t position = r.select ? r.select[(int64_t)row * r.select_ld + p.first + i] : p.first + i;
+    return attn_block_at(r.cache, p.seq, position / BR_PAGE_TOK) * BR_PAGE_TOK + position % BR_PAGE_TOK;
 }
 
-/* Which entry of a block of 64 has place p among the weights of a head, and in the second pass among the latent rows. A step of 16 entries
- * is summed exactly, so inside it they may lie in any order: eight even ones first, then the odd ones, is what the first pass has at hand. */
-static __device__ __forceinline__ int attn_entry_of_place(int p) {
-    return (p & 48) + (p & 7) * 2 + (p >> 3 & 1);
+static __device__ __forceinline__ float attn_larger(float a, float b) {
+    return b > a ? b : a;
 }
 
 static __device__ __forceinline__ uint32_t attn_shared(const void *p) {
     return (uint32_t)__cvta_generic_to_shared(p);
-}
-
-/* A kernel launched `early` begins while the one before it ends: here it waits until that one, and all it wrote, is there. */
-static __device__ __forceinline__ void attn_wait_before(void) {
-    asm volatile("griddepcontrol.wait;\n" ::: "memory");
-}
-
-/* From here on the kernel after this one may begin, where an SM has room. */
-static __device__ __forceinline__ void attn_let_next(void) {
-    asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
 }
 
 static __device__ __forceinline__ void attn_copy16(void *to, const void *from, int wanted) {

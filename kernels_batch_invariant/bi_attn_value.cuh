@@ -1,11 +1,10 @@
-/* bi_attn_value: the second pass of attention: values, and the merge over the classes.      Contract: N-ATT-3, N-ATT-4
+/* bi_attn_value: the second pass of the narrow form of attention: weights and values; and the merge.      Contract: N-ATT-3, N-ATT-4
  *
- * Grid: (row, 128 columns of the latent, group of 32 * MT heads), one a block of 256 threads, two blocks an SM. Shared memory: a ring of
- * VALUE_STAGES blocks, each 64 latent rows x 128 columns, R(e) of the heads and f; the classes' weights of the merge; O, which a thread
- * touches when a class ends and keeps out of its registers, so that two blocks fit an SM.
- * A row's blocks come class by class in rising order: acc (heads on M, columns on N, entries on K in rising 16s) begins at +0 in the
- * first block of a class, is scaled by f in every later one, and joins O by one fma an element when the class ends. M, and with it every
- * merge weight, is known before: the first pass has been over all scores. */
+ * attn_value: grid (row, part, 128 columns of the latent, group of 32 heads), one a block of 256 threads. Shared memory: a ring of
+ * VALUE_STAGES blocks, each 64 latent rows x 128 columns and the scores of the heads; R(e) and f of the block at hand. Eight threads take
+ * a head's scores, 8 entries each: the fold of a sixteen is one shuffle and three adds, that of the sixteens two shuffles. Then acc (heads
+ * on M, columns on N, entries on K in rising 16s), from +0 in a part's first block, scaled by f in every later one.
+ * attn_merge: grid (row, head), 128 threads; a thread has a column and takes the parts in rising order. */
 #ifndef BI_ATTN_VALUE_CUH
 #define BI_ATTN_VALUE_CUH
 
@@ -13,120 +12,92 @@
 
 enum {
     VALUE_COLUMNS = 128,
-    VALUE_STAGES = 2,
+    VALUE_STAGES = 3,
+    VALUE_EACH = 8,                       /* entries of a thread */
     VALUE_ROW_BYTES = VALUE_COLUMNS * (int)sizeof(bi_bf16),
-    VALUE_K_BYTES = BI_ATT_BLOCK * VALUE_ROW_BYTES
+    VALUE_K_BYTES = BI_ATT_BLOCK * VALUE_ROW_BYTES,
+    VALUE_STAGE_BYTES = VALUE_K_BYTES + ATTN_HEADS * ATTN_S_BYTES,
+    VALUE_SHARED = VALUE_STAGES * VALUE_STAGE_BYTES + ATTN_HEADS * (ATTN_P_BYTES + (int)sizeof(float)),
+    MERGE_THREADS = 128
 };
-
-static inline size_t attn_value_shared(int32_t heads) {
-    return VALUE_STAGES * (VALUE_K_BYTES + (size_t)heads * (ATTN_P_BYTES + sizeof(float))) +
-           (size_t)heads * (BI_ATT_CLASSES + 1 + VALUE_COLUMNS) * sizeof(float) + BI_ATT_CLASSES * sizeof(attn_class);
-}
 
 #ifdef __CUDACC__
 
-template <int MT>
-struct value_shared {
-    enum { HEADS = 32 * MT, STAGE_BYTES = VALUE_K_BYTES + HEADS * (ATTN_P_BYTES + (int)sizeof(float)) };
-    unsigned char *stage;   /* latent rows, weights, f */
-    float *merge, *inverse; /* (8, HEADS), (HEADS) */
-    attn_class *classes;    /* (8) */
-    float *out;             /* (16 * MT, ATTN_THREADS) O, element i of a thread */
-    __device__ __forceinline__ explicit value_shared(unsigned char *base) {
-        stage = base;
-        merge = (float *)(base + VALUE_STAGES * STAGE_BYTES);
-        inverse = merge + BI_ATT_CLASSES * HEADS;
-        classes = (attn_class *)(inverse + HEADS);
-        out = (float *)(classes + BI_ATT_CLASSES);
-    }
-};
-
-/* A place in the row's order of blocks: block b of class c. The classes' sizes are in shared memory, to spare registers. */
-struct value_place {
-    int32_t c, b;
-
-    /* Moves on to the first block that exists from (c, b) on; c = 8 when there is none. */
-    __device__ __forceinline__ void settle(const attn_class *classes) {
-        while (b * BI_ATT_BLOCK >= classes[c].n && ++c < BI_ATT_CLASSES)
-            b = 0;
-    }
-    __device__ __forceinline__ int done(void) const {
-        return c >= BI_ATT_CLASSES;
-    }
-};
-
 /* Feeds the ring with whole blocks. A thread copies one unit of four latent rows; it fetches the ids of a block one step ahead. */
-template <int MT>
 struct value_feed {
-    enum { HEADS = 32 * MT };
-    value_place ahead; /* of which `next` holds the ids */
-    int32_t next[4], n_copied;
+    int32_t block, end, next[4];
 
-    __device__ __forceinline__ void fetch(const attn_rows &r, int32_t t, int32_t seq, const attn_class *classes) {
-        ahead.settle(classes);
-        for (int i = 0; i < 4 && !ahead.done(); i++)
-            next[i] = attn_entry(r, t, seq, classes[ahead.c], ahead.c, ahead.b * BI_ATT_BLOCK + attn_entry_of_place((int)threadIdx.x / 16 + 16 * i));
+    __device__ __forceinline__ void fetch(const attn_rows &r, int32_t row, attn_part p) {
+        for (int i = 0; i < 4; i++)
+            next[i] = attn_entry(r, row, p, block * BI_ATT_BLOCK + (int)threadIdx.x / 16 + 16 * i);
     }
-    /* Always one group. */
-    __device__ __forceinline__ void step(const attn_rows &r, int32_t t, int32_t seq, const attn_class *classes, int32_t unit0, int32_t head0,
-                                         unsigned char *stage) {
-        if (!ahead.done()) {
+    /* Always one group. score: of the part's first block. */
+    __device__ __forceinline__ void step(const attn_rows &r, int32_t row, attn_part p, int32_t unit0, const float *score, unsigned char *stage) {
+        if (block < end) {
             const int tid = (int)threadIdx.x, unit = tid % 16;
-            const int64_t at = ((int64_t)t * r.n_block_max + n_copied++) * r.n_head_pad + head0;
+            const unsigned char *s = (const unsigned char *)(score + (int64_t)block * r.n_head_pad * BI_ATT_BLOCK);
             for (int i = 0; i < 4; i++)
                 attn_copy_unit(r, stage + attn_swizzle(tid / 16 + 16 * i, unit, VALUE_ROW_BYTES), attn_row_at(r, next[i]), unit0 + unit);
-            for (int i = tid; i < HEADS * ATTN_P_BYTES / 16; i += ATTN_THREADS)
-                attn_copy16(stage + VALUE_K_BYTES + i * 16, r.weight + at * ATTN_P_BYTES + i * 16, 1);
-            if (tid < HEADS / 4)
-                attn_copy16(stage + VALUE_K_BYTES + HEADS * ATTN_P_BYTES + tid * 16, r.scale + at + tid * 4, 1);
-            ahead.b++;
-            fetch(r, t, seq, classes);
+            for (int i = tid; i < ATTN_HEADS * ATTN_S_BYTES / 16; i += ATTN_THREADS)
+                attn_copy16(stage + VALUE_K_BYTES + i * 16, s + i * 16, 1);
+            block++;
+            fetch(r, row, p);
         }
         attn_copy_commit();
     }
 };
 
-/* What N-ATT-4 multiplies by: w of each class and 1 / L, by the thread of a head. merge (8, heads), inverse (heads). */
-static __device__ __forceinline__ void value_merge_weights(const attn_rows &r, int32_t t, int32_t head0, int heads, const attn_class *classes,
-                                                           float *merge, float *inverse) {
-    const int h = (int)threadIdx.x;
-    const float2 *stat = r.stat + (int64_t)t * BI_ATT_CLASSES * r.n_head_pad + head0 + h;
-    float top = 0.0f, sum = 0.0f;
-    int n_class = 0;
-    for (int c = 0; c < BI_ATT_CLASSES; c++) {
-        if (!classes[c].n)
-            continue;
-        const float m = stat[(int64_t)c * r.n_head_pad].x;
-        top = n_class++ == 0 || m > top ? m : top;
+/* Of a block of n entries: R(e) to `weight`, f to `scale`; m and l of the part. Eight threads a head, all with the head's m and l. */
+static __device__ __forceinline__ void value_weigh(const unsigned char *score, int n, int first, float2 &stat, unsigned char *weight, float *scale) {
+    const int h = (int)threadIdx.x / VALUE_EACH, q = (int)threadIdx.x % VALUE_EACH;
+    const float *s = (const float *)(score + h * ATTN_S_BYTES) + q * VALUE_EACH;
+    float e[VALUE_EACH], top = bi_f32_of(0xff800000u);
+#pragma unroll
+    for (int i = 0; i < VALUE_EACH; i++) {
+        e[i] = q * VALUE_EACH + i < n ? s[i] : bi_f32_of(0xff800000u);
+        top = attn_larger(top, e[i]);
     }
-    for (int c = 0; c < BI_ATT_CLASSES; c++) {
-        if (!classes[c].n)
-            continue;
-        const float2 own = stat[(int64_t)c * r.n_head_pad];
-        const float w = bi_exp(BI_SUB(own.x, top));
-        merge[c * heads + h] = w;
-        sum = BI_FMA(own.y, w, sum);
+#pragma unroll
+    for (int x = 1; x < VALUE_EACH; x <<= 1)
+        top = attn_larger(top, __shfl_xor_sync(0xffffffffu, top, x));
+    top = first ? top : attn_larger(stat.x, top);
+    const float f = first ? 0.0f : bi_exp(BI_SUB(stat.x, top));
+    uint32_t pair[VALUE_EACH / 2];
+#pragma unroll
+    for (int i = 0; i < VALUE_EACH; i++)
+        e[i] = bi_exp(BI_SUB(e[i], top));
+#pragma unroll
+    for (int i = 0; i < VALUE_EACH; i += 2)
+        pair[i / 2] = bi_round(e[i]) | (uint32_t)bi_round(e[i + 1]) << 16;
+    *(uint4 *)(weight + attn_swizzle(h, q, ATTN_P_BYTES)) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+#pragma unroll
+    for (int i = 0; i < VALUE_EACH; i++)
+        e[i] = BI_ADD(e[i], __shfl_xor_sync(0xffffffffu, e[i], 1));
+#pragma unroll
+    for (int half = VALUE_EACH / 2; half > 0; half >>= 1) {
+#pragma unroll
+        for (int i = 0; i < half; i++)
+            e[i] = BI_ADD(e[i], e[i + half]);
     }
-    inverse[h] = BI_DIV(1.0f, sum);
+    e[0] = BI_ADD(e[0], __shfl_xor_sync(0xffffffffu, e[0], 4));
+    e[0] = BI_ADD(e[0], __shfl_xor_sync(0xffffffffu, e[0], 2));
+    stat.y = first ? e[0] : BI_FMA(stat.y, f, e[0]);
+    stat.x = top;
+    if (q == 0)
+        scale[h] = f;
 }
 
-/* acc continues through one block of n entries. */
-template <int MT>
-static __device__ __forceinline__ void value_block(float acc[MT][4][4], const unsigned char *stage, int n, int wm, int wn, int lane) {
-    const unsigned char *weight = stage + VALUE_K_BYTES;
+/* acc (16 heads, 32 columns) continues through one block of n entries. */
+static __device__ __forceinline__ void value_block(float acc[4][4], const unsigned char *v, const unsigned char *weight, int n, int wm, int wn, int lane) {
     for (int k = 0; k < n; k += BI_MMA_K) {
-        uint32_t b[2][4];
+        uint32_t a[4], b[2][4];
+        attn_load_matrix(a, weight + attn_swizzle(wm * 16 + (lane & 15), k / 8 + (lane >> 4), ATTN_P_BYTES));
 #pragma unroll
         for (int pair = 0; pair < 2; pair++)
-            attn_load_matrix_trans(b[pair], stage + attn_swizzle(k + (lane & 15), wn * 4 + pair * 2 + (lane >> 4), VALUE_ROW_BYTES));
+            attn_load_matrix_trans(b[pair], v + attn_swizzle(k + (lane & 15), wn * 4 + pair * 2 + (lane >> 4), VALUE_ROW_BYTES));
 #pragma unroll
-        for (int tile = 0; tile < MT; tile++) {
-            uint32_t a[4];
-            attn_load_matrix(a, weight + attn_swizzle((wm * MT + tile) * 16 + (lane & 15), k / 8 + (lane >> 4), ATTN_P_BYTES));
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-                bi_cuda_mma16(acc[tile][j], a, b[j / 2] + j % 2 * 2);
-        }
+        for (int j = 0; j < 4; j++)
+            bi_cuda_mma16(acc[j], a, b[j / 2] + j % 2 * 2);
     }
 }
 
@@ -141,76 +112,87 @@ static __device__ __forceinline__ void value_store(bi_bf16 *z, int32_t col, int3
     }
 }
 
-template <int MT>
-static __device__ __forceinline__ void value_out(const attn_rows &r, bi_bf16 *z, const float *out, const float *inverse, int32_t head0,
-                                                 int32_t col0, int wm, int wn, int lane) {
-#pragma unroll
-    for (int tile = 0; tile < MT; tile++) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int h = (wm * MT + tile) * 16 + half * 8 + (lane >> 2);
-            if (head0 + h >= r.n_head)
-                continue;
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const float *pair = out + ((tile * 4 + j) * 4 + half * 2) * ATTN_THREADS;
-                value_store(z + (int64_t)(head0 + h) * r.d_kv_latent, col0 + wn * 32 + j * 8 + (lane & 3) * 2, r.d_kv_latent,
-                            BI_MUL(pair[0], inverse[h]), BI_MUL(pair[ATTN_THREADS], inverse[h]));
-            }
+/* z where the row has this part alone; else acc. scale: 1 / l of the heads. */
+static __device__ __forceinline__ void value_out(const attn_rows &r, const float acc[4][4], const float *scale, int32_t t, int32_t part, int several,
+                                                 int32_t head0, int32_t col0, int lane, int wm) {
+    for (int i = 0; i < 8; i++) {
+        const int h = wm * 16 + i / 4 * 8 + (lane >> 2), j = i % 4;
+        const int32_t col = col0 + j * 8 + (lane & 3) * 2, d = r.d_kv_latent;
+        const float x = i / 4 ? acc[j][2] : acc[j][0], y = i / 4 ? acc[j][3] : acc[j][1];
+        if (head0 + h >= r.n_head)
+            continue;
+        if (!several) {
+            value_store(r.z + ((int64_t)(r.row0 + t) * r.n_head + head0 + h) * d, col, d, BI_MUL(x, scale[h]), BI_MUL(y, scale[h]));
+            continue;
         }
+        float *to = r.acc + (((int64_t)t * r.n_part_max + part) * r.n_head + head0 + h) * d + col;
+        if (col < d)
+            to[0] = x;
+        if (col + 1 < d)
+            to[1] = y;
     }
 }
 
-template <int MT>
-static __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_value(const attn_rows r, bi_bf16 *z, const int32_t n_column) {
-    enum { HEADS = 32 * MT };
+static __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_value(const attn_rows r, const int32_t n_column) {
     extern __shared__ __align__(1024) unsigned char attn_shared_bytes[];
-    const value_shared<MT> sh(attn_shared_bytes);
-    const int32_t n_group = r.n_head_pad / HEADS, unit = (int32_t)blockIdx.x, head0 = unit % n_group * HEADS;
-    const int32_t col0 = unit / n_group % n_column * VALUE_COLUMNS, t = unit / n_group / n_column, row = r.row0 + t;
+    unsigned char *weight = attn_shared_bytes + VALUE_STAGES * VALUE_STAGE_BYTES;
+    float *scale = (float *)(weight + ATTN_HEADS * ATTN_P_BYTES);
+    const int32_t n_group = r.n_head_pad / ATTN_HEADS, unit = (int32_t)blockIdx.x, head0 = unit % n_group * ATTN_HEADS;
+    const int32_t col0 = unit / n_group % n_column * VALUE_COLUMNS, at = unit / n_group / n_column, t = at / r.n_part, row = r.row0 + t;
+    const int32_t part = r.part0 + at % r.n_part;
     const int tid = (int)threadIdx.x, lane = tid % 32, wm = tid / 32 % 2, wn = tid / 64;
-    if (r.row_seg[row] < 0)
+    const attn_part p = attn_part_of(r, row, part);
+    if (!p.n)
         return;
-    const bi_seg seg = r.seg[r.row_seg[row]];
-    if (tid < BI_ATT_CLASSES)
-        sh.classes[tid] = attn_class_of(r, t, seg.pos + row - seg.row + 1, tid);
-    __syncthreads();
-    value_place at = {0, 0};
-    value_feed<MT> feed = {{0, 0}, {-1, -1, -1, -1}, 0};
-    feed.fetch(r, t, seg.seq, sh.classes);
+    const float *score = r.score + ((int64_t)at * ATTN_BLOCKS * r.n_head_pad + head0) * BI_ATT_BLOCK;
+    const int32_t n_block = (p.n + BI_ATT_BLOCK - 1) / BI_ATT_BLOCK;
+    value_feed feed = {0, n_block, {-1, -1, -1, -1}};
+    float2 stat = make_float2(0.0f, 0.0f);
+    float acc[4][4];
+    feed.fetch(r, row, p);
     for (int s = 0; s < VALUE_STAGES - 1; s++)
-        feed.step(r, t, seg.seq, sh.classes, col0 / ATTN_UNIT, head0, sh.stage + s * sh.STAGE_BYTES);
-    if (tid < HEADS)
-        value_merge_weights(r, t, head0, HEADS, sh.classes, sh.merge, sh.inverse);
-    float acc[MT][4][4], *out = sh.out + tid;
-#pragma unroll
-    for (int i = 0; i < MT * 16; i++)
-        out[i * ATTN_THREADS] = acc[i / 16][i / 4 % 4][i % 4] = 0.0f;
-    at.settle(sh.classes);
-    for (int32_t step = 0; !at.done(); step++) {
+        feed.step(r, row, p, col0 / ATTN_UNIT, score, attn_shared_bytes + s * VALUE_STAGE_BYTES);
+    for (int32_t block = 0; block < n_block; block++) {
+        const unsigned char *stage = attn_shared_bytes + block % VALUE_STAGES * VALUE_STAGE_BYTES;
+        const int32_t left = p.n - block * BI_ATT_BLOCK, n = left < BI_ATT_BLOCK ? left : BI_ATT_BLOCK;
         attn_copy_wait<VALUE_STAGES - 2>();
         __syncthreads();
-        feed.step(r, t, seg.seq, sh.classes, col0 / ATTN_UNIT, head0, sh.stage + (step + VALUE_STAGES - 1) % VALUE_STAGES * sh.STAGE_BYTES);
-        const unsigned char *stage = sh.stage + step % VALUE_STAGES * sh.STAGE_BYTES;
-        const float *scale = (const float *)(stage + VALUE_K_BYTES + HEADS * ATTN_P_BYTES);
-        const int32_t left = sh.classes[at.c].n - at.b * BI_ATT_BLOCK;
+        feed.step(r, row, p, col0 / ATTN_UNIT, score, attn_shared_bytes + (block + VALUE_STAGES - 1) % VALUE_STAGES * VALUE_STAGE_BYTES);
+        value_weigh(stage + VALUE_K_BYTES, n, block == 0, stat, weight, scale);
+        __syncthreads();
+        const float low = scale[wm * 16 + (lane >> 2)], high = scale[wm * 16 + 8 + (lane >> 2)];
 #pragma unroll
-        for (int i = 0; i < MT * 16; i++) {
-            const int h = (wm * MT + i / 16) * 16 + i % 4 / 2 * 8 + (lane >> 2);
-            acc[i / 16][i / 4 % 4][i % 4] = at.b ? BI_MUL(acc[i / 16][i / 4 % 4][i % 4], scale[h]) : 0.0f;
-        }
-        value_block<MT>(acc, stage, left < BI_ATT_BLOCK ? left : BI_ATT_BLOCK, wm, wn, lane);
-        if (left <= BI_ATT_BLOCK) {
-#pragma unroll
-            for (int i = 0; i < MT * 16; i++) {
-                const int h = (wm * MT + i / 16) * 16 + i % 4 / 2 * 8 + (lane >> 2);
-                out[i * ATTN_THREADS] = BI_FMA(acc[i / 16][i / 4 % 4][i % 4], sh.merge[at.c * HEADS + h], out[i * ATTN_THREADS]);
-            }
-        }
-        at.b++;
-        at.settle(sh.classes);
+        for (int i = 0; i < 16; i++)
+            acc[i / 4][i % 4] = block ? BI_MUL(acc[i / 4][i % 4], i % 4 / 2 ? high : low) : 0.0f;
+        value_block(acc, stage, weight, n, wm, wn, lane);
     }
-    value_out<MT>(r, z + (int64_t)row * r.n_head * r.d_kv_latent, out, sh.inverse, head0, col0, wm, wn, lane);
+    __syncthreads();
+    if (tid % VALUE_EACH == 0)
+        scale[tid / VALUE_EACH] = BI_DIV(1.0f, stat.y);
+    if (tid % VALUE_EACH == 0 && col0 == 0 && p.several && head0 + tid / VALUE_EACH < r.n_head)
+        r.stat[((int64_t)t * r.n_part_max + part) * r.n_head + head0 + tid / VALUE_EACH] = stat;
+    __syncthreads();
+    value_out(r, acc, scale, t, part, p.several, head0, col0 + wn * 32, lane, wm);
+}
+
+/* Rows of several parts. */
+static __global__ void __launch_bounds__(MERGE_THREADS) attn_merge(const attn_rows r) {
+    const int32_t t = (int32_t)blockIdx.x / r.n_head, h = (int32_t)blockIdx.x % r.n_head, row = r.row0 + t, d = r.d_kv_latent;
+    if (!attn_part_of(r, row, 0).several)
+        return;
+    const float2 *stat = r.stat + (int64_t)t * r.n_part_max * r.n_head + h;
+    for (int32_t col = (int32_t)threadIdx.x; col < d; col += MERGE_THREADS) {
+        const float *acc = r.acc + ((int64_t)t * r.n_part_max * r.n_head + h) * d + col;
+        float top = stat[0].x, sum = stat[0].y, out = acc[0];
+        for (int32_t part = 1; attn_part_of(r, row, part).n; part++) {
+            const float2 own = stat[(int64_t)part * r.n_head];
+            const float now = attn_larger(top, own.x), f = bi_exp(BI_SUB(top, now)), w = bi_exp(BI_SUB(own.x, now));
+            sum = BI_FMA(own.y, w, BI_MUL(sum, f));
+            out = BI_FMA(acc[(int64_t)part * r.n_head * d], w, BI_MUL(out, f));
+            top = now;
+        }
+        r.z[((int64_t)row * r.n_head + h) * d + col] = bi_round(BI_MUL(out, BI_DIV(1.0f, sum)));
+    }
 }
 
 #endif

@@ -1,9 +1,7 @@
-/* bi_attn_wide: what the wgmma passes of attention share: barriers in shared memory, products of 64 rows.      Contract: N-MMA
+/* bi_attn_wide: what the wide form of attention is made of: barriers in shared memory, products of 64 rows.      Contract: N-MMA
  *
- * Internal to bi_attn.cu. A wide kernel is two warpgroups that compute and one that feeds them: the feeders copy latent rows into a ring
- * of stages, `full` counts what has landed, `empty` what the readers are done with.
- * Latent rows land by cp.async, whose arrival at `full` follows their bytes. Between that barrier and the tensor cores there is no fence of
- * the async proxy, which PTX asks for; the bits are the same with one (wide_publish after wide_wait) and without. */
+ * Internal to bi_attn.cu. Latent rows land by cp.async, whose arrival at a barrier follows their bytes; whoever has waited there, and is to
+ * have the tensor cores read them, fences (wide_proxy_fence) before. */
 #ifndef BI_ATTN_WIDE_CUH
 #define BI_ATTN_WIDE_CUH
 
@@ -11,7 +9,6 @@
 
 enum {
     WIDE_GROUP = 128,
-    WIDE_THREADS = 3 * WIDE_GROUP,
     WIDE_CHUNK_BYTES = BI_ATT_BLOCK * ATTN_CHUNK * (int)sizeof(bi_bf16), /* 64 latent rows, 64 columns */
     WIDE_ATOM = 1024                                                      /* eight rows of 128 bytes */
 };
@@ -22,8 +19,8 @@ static __device__ __forceinline__ void wide_sync(int barrier, int n_thread) {
     asm volatile("bar.sync %0, %1;\n" ::"r"(barrier), "r"(n_thread) : "memory");
 }
 
-/* What this thread stored to shared memory is seen by the tensor cores of whoever it meets at a barrier. */
-static __device__ __forceinline__ void wide_publish(void) {
+/* What others stored to shared memory, and this thread has waited for, is seen by the tensor cores too. */
+static __device__ __forceinline__ void wide_proxy_fence(void) {
     asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }
 
@@ -32,7 +29,7 @@ static __device__ __forceinline__ void wide_bar_init(uint64_t *bar, int count) {
 }
 
 static __device__ __forceinline__ void wide_bar_init_done(void) {
-    asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;\n" ::: "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
 }
 
 static __device__ __forceinline__ void wide_arrive(uint64_t *bar) {
@@ -42,11 +39,6 @@ static __device__ __forceinline__ void wide_arrive(uint64_t *bar) {
 /* Arrives when this thread's copies so far have landed. */
 static __device__ __forceinline__ void wide_arrive_copied(uint64_t *bar) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(attn_shared(bar)) : "memory");
-}
-
-/* Arrives, and the phase ends only when so many bytes of bulk copies have landed too. */
-static __device__ __forceinline__ void wide_arrive_expect(uint64_t *bar, uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;\n" ::"r"(attn_shared(bar)), "r"(bytes) : "memory");
 }
 
 static __device__ __forceinline__ void wide_wait(uint64_t *bar, uint32_t parity) {
@@ -59,20 +51,13 @@ static __device__ __forceinline__ void wide_wait(uint64_t *bar, uint32_t parity)
     } while (!done);
 }
 
-static __device__ __forceinline__ void wide_bulk_load(void *to, const void *from, uint32_t bytes, uint64_t *bar) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(attn_shared(to)), "l"(from),
-                 "r"(bytes), "r"(attn_shared(bar))
-                 : "memory");
-}
-
-/* A line on its way to the L1; one that is not read does no harm. */
-static __device__ __forceinline__ void wide_prefetch(const void *at) {
-    asm volatile("prefetch.global.L1 [%0];\n" ::"l"(at));
-}
-
-/* Rows of 128 bytes, eights of rows 1,024 bytes apart, units swizzled by 128 bytes: K along a row, or, transposed, M along a row. */
-static __device__ __forceinline__ uint64_t wide_matrix(const void *at) {
-    return (uint64_t)(attn_shared(at) >> 4 & 0x3fff) | (uint64_t)1 << 16 | (uint64_t)(WIDE_ATOM >> 4) << 32 | (uint64_t)1 << 62;
+/* The low half of a matrix descriptor; the high half is WIDE_MATRIX_HIGH. Rows of 128 bytes, eights of rows 1,024 bytes apart, units swizzled
+ * by 128 bytes: K along a row, or, transposed, M along a row. Sums with it are made anew where they are used: kept, they would fill the
+ * registers. */
+static __device__ __forceinline__ uint32_t wide_matrix(const void *at) {
+    uint32_t low = (attn_shared(at) >> 4 & 0x3fff) | 1u << 16;
+    asm volatile("" : "+r"(low));
+    return low;
 }
 
 static __device__ __forceinline__ void wide_mma_begin(void) {
@@ -88,30 +73,30 @@ static __device__ __forceinline__ void wide_mma_wait(void) {
     asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(N) : "memory");
 }
 
+#define WIDE_MATRIX_HIGH (1u << 30 | WIDE_ATOM >> 4)
 #define WIDE_D4(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
 
 /* d (64, 8 * N8) = a (64, 16) x b (8 * N8, 16)^T, plus d where `keep`. TRANS: a lies by columns of 64. */
 template <int TRANS>
-static __device__ __forceinline__ void wide_mma(float (&d)[12][4], uint64_t a, uint64_t b, int keep) {
-    asm volatile("{.reg .pred p;\nsetp.ne.b32 p, %50, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 "
-                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"
-                 "%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}, "
-                 "%48, %49, p, 1, 1, %51, 0;}\n"
-                 : WIDE_D4(0), WIDE_D4(1), WIDE_D4(2), WIDE_D4(3), WIDE_D4(4), WIDE_D4(5), WIDE_D4(6), WIDE_D4(7), WIDE_D4(8), WIDE_D4(9),
-                   WIDE_D4(10), WIDE_D4(11)
-                 : "l"(a), "l"(b), "r"(keep), "n"(TRANS));
+static __device__ __forceinline__ void wide_mma(float (&d)[6][4], uint32_t a, uint32_t b, int keep) {
+    asm volatile("{.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %26, 0;\nmov.b64 a, {%24, %28};\nmov.b64 b, {%25, %28};\n"
+                 "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 "
+                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23}, "
+                 "a, b, p, 1, 1, %27, 0;}\n"
+                 : WIDE_D4(0), WIDE_D4(1), WIDE_D4(2), WIDE_D4(3), WIDE_D4(4), WIDE_D4(5)
+                 : "r"(a), "r"(b), "r"(keep), "n"(TRANS), "n"(WIDE_MATRIX_HIGH));
 }
 
 template <int TRANS>
-static __device__ __forceinline__ void wide_mma(float (&d)[4][4], uint64_t a, uint64_t b, int keep) {
-    asm volatile("{.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
+static __device__ __forceinline__ void wide_mma(float (&d)[4][4], uint32_t a, uint32_t b, int keep) {
+    asm volatile("{.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %18, 0;\nmov.b64 a, {%16, %20};\nmov.b64 b, {%17, %20};\n"
                  "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
-                 "%16, %17, p, 1, 1, %19, 0;}\n"
+                 "a, b, p, 1, 1, %19, 0;}\n"
                  : WIDE_D4(0), WIDE_D4(1), WIDE_D4(2), WIDE_D4(3)
-                 : "l"(a), "l"(b), "r"(keep), "n"(TRANS));
+                 : "r"(a), "r"(b), "r"(keep), "n"(TRANS), "n"(WIDE_MATRIX_HIGH));
 }
 #undef WIDE_D4
+#undef WIDE_MATRIX_HIGH
 
 static __device__ __forceinline__ uint32_t wide_pair(float low, float high) {
     uint32_t out;
@@ -126,45 +111,29 @@ static __device__ __forceinline__ void wide_store_trans(void *at, const uint32_t
                  : "memory");
 }
 
-/* Where a feeding thread reads: its unit of the first chunk in each of four rows; of an absent row nothing, which gives zeros. Rows of
+/* An 8 x 8 matrix of a warp, transposed. */
+static __device__ __forceinline__ uint32_t wide_transpose(uint32_t x) {
+    uint32_t out;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;\n" : "=r"(out) : "r"(x));
+    return out;
+}
+
+/* Where a feeding thread reads: its unit of the first chunk in each of four rows, or, of an absent row, no bytes, which gives zeros. Rows of
  * thread k are k / 8 + 16i. */
 struct wide_rows {
     const unsigned char *from[4];
     uint32_t bytes[4];
-
-    __device__ __forceinline__ void set(const attn_rows &r, const int32_t id[4], int32_t unit) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const unsigned char *row = attn_row_at(r, id[i]);
-            from[i] = (row ? row : r.cache.base) + unit * 16;
-            bytes[i] = row ? 16 : 0;
-        }
-    }
 };
 
-/* Copies a unit of row I of four, CHUNK chunks further on, to the same place behind `to`. */
-template <int I, int CHUNK>
+/* Copies a unit of each of four rows, CHUNK chunks further on, to the same place of chunk CHUNK behind `to`. */
+template <int CHUNK>
 static __device__ __forceinline__ void wide_copy(uint32_t to, const wide_rows &rows) {
-    asm volatile("cp.async.cg.shared.global [%0 + %3], [%1 + %4], 16, %2;\n" ::"r"(to), "l"(rows.from[I]), "r"(rows.bytes[I]),
-                 "n"(I * 2 * WIDE_ATOM + CHUNK * WIDE_CHUNK_BYTES), "n"(CHUNK * 128)
-                 : "memory");
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        asm volatile("cp.async.cg.shared.global [%0], [%1 + %3], 16, %2;\n" ::"r"(to + (uint32_t)(i * 2 * WIDE_ATOM + CHUNK * WIDE_CHUNK_BYTES)),
+                     "l"(rows.from[i]), "r"(rows.bytes[i]), "n"(CHUNK * 128)
+                     : "memory");
 }
-
-/* A block of a class: block b of class c; c >= end: none is left. */
-struct wide_place {
-    int32_t c, b, end;
-
-    /* Moves on to the first block that exists from (c, b) on. */
-    __device__ __forceinline__ void settle(const attn_class *classes, int32_t step) {
-        while (c < end && b * BI_ATT_BLOCK >= classes[c].n) {
-            c += step;
-            b = 0;
-        }
-    }
-    __device__ __forceinline__ int done(void) const {
-        return c >= end;
-    }
-};
 
 #endif
 #endif

@@ -10,7 +10,7 @@
 #include "bitroll.h"
 #include <assert.h>
 
-#define BI_CONTRACT_VERSION 1
+#define BI_CONTRACT_VERSION 2
 
 /* N-MMA, N-CHAIN */
 #define BI_MMA_K 16             /* products of one block */
@@ -29,10 +29,9 @@
 #define BI_KDA_KEYS 4
 #define BI_KDA_CHAINS 2
 #define BI_KDA_L2_EPS 1e-6f
-/* N-ATT: position j is of class (j >> SHIFT) & (CLASSES - 1) */
-#define BI_ATT_CLASSES 8
-#define BI_ATT_CLASS_SHIFT 6
+/* N-ATT: list entries of a block and of a part */
 #define BI_ATT_BLOCK 64
+#define BI_ATT_PART 2048
 /* N-IDX */
 #define BI_IDX_AMAX_MIN 1e-4f
 #define BI_IDX_E4M3_MAX 448.0f
@@ -64,7 +63,7 @@
     X(BI_SOFTPLUS_LINEAR)                                                                                               \
     X(BI_CONV_TAPS)                                                                                                     \
     X(BI_KDA_LANES) X(BI_KDA_KEYS) X(BI_KDA_CHAINS) X(BI_KDA_L2_EPS)                                                    \
-    X(BI_ATT_CLASSES) X(BI_ATT_CLASS_SHIFT) X(BI_ATT_BLOCK)                                                             \
+    X(BI_ATT_BLOCK) X(BI_ATT_PART)                                                                                      \
     X(BI_IDX_AMAX_MIN) X(BI_IDX_E4M3_MAX) X(BI_IDX_CHAINS) X(BI_IDX_PAIR)                                               \
     X(BI_ROUTE_SUM_EPS)                                                                                                 \
     X(BI_HEAD_BLOCK) X(BI_HEAD_Z_MAX)                                                                                   \
@@ -73,10 +72,9 @@
     X(BI_RNG_PURPOSES) X(BI_RNG_PURPOSE_SAMPLE)
 
 static_assert(BI_ATT_BLOCK % BI_MMA_K == 0, "an attention block is whole k-blocks");
-static_assert((1 << BI_ATT_CLASS_SHIFT) == BI_ATT_BLOCK, "a dense class block is one run of positions");
+static_assert(BI_ATT_PART % BI_ATT_BLOCK == 0, "a part is whole blocks");
 static_assert(BI_LORA_RANK_PAD % BI_MMA_K == 0, "an adapter is whole k-blocks");
 static_assert(BI_SUM_LANES % (2 * BI_HEAD_BLOCK) == 0, "SUM128 is a fold of SUM");
-static_assert(BI_HEAD_BLOCK % BI_ATT_BLOCK == 0, "SUM64 is a fold of SUM128");
 
 /* Of each constant in turn: its name, a zero byte, its value as the 8 bytes of a binary64, low byte first. No text of a
  * number is hashed: C libraries and locales spell numbers differently. */

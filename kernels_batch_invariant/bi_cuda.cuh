@@ -34,12 +34,12 @@ extern "C" {
 }
 
 /* Every kernel launch is counted under one of these names. */
-#define BI_CUDA_KERNELS(X)                                                                                              \
-    X(embed) X(rmsnorm) X(layernorm) X(linear_small) X(linear_large) X(lora_t) X(conv) X(kda_gate) X(kda_decode) \
-    X(kda_prefill) X(kda_general) X(kda_norm) X(latent_store) X(attn_lists) X(attn_score) X(attn_value) X(attn_gate) X(index_store)   \
-    X(index_query) X(index_score) X(index_topk) X(route) X(experts_plan) X(experts_t) X(experts_up) X(experts_down) X(combine) X(glu) X(attnres)      \
-    X(attnres_weight) X(residual) X(gather) X(seg_fault) X(head) X(head_merge) X(sample) X(linear_tile) X(lora_add) X(linear_check) \
-    X(generate_mat) X(generate_vector) X(mat_pack_f32) X(mat_unpack)
+#define BI_CUDA_KERNELS(X)                                                                                                              \
+    X(embed) X(rmsnorm) X(layernorm) X(linear_small) X(linear_large) X(linear_tile) X(linear_wide) X(linear_check) X(lora_t) X(conv)    \
+    X(kda_gate) X(kda_decode) X(kda_decode_ring) X(kda_prefill) X(kda_general) X(kda_norm) X(latent_store) X(attn_score) X(attn_value)  \
+    X(attn_fused) X(attn_merge) X(attn_gate) X(index_store) X(index_query) X(index_score) X(index_topk) X(route) X(experts_plan)        \
+    X(experts_t) X(experts_up) X(experts_down) X(combine) X(glu) X(attnres) X(attnres_weight) X(residual) X(gather) X(seg_fault)        \
+    X(head) X(head_merge) X(sample) X(generate_mat) X(generate_vector) X(mat_pack_f32) X(mat_unpack)
 
 typedef enum bi_cuda_kernel {
 #define BI_CUDA_ENUM(name) BI_K_##name,

@@ -1,12 +1,13 @@
 /* bi_experts, bi_combine, CUDA.      Contract: N-MOE, N-ACT, N-LORA, N-CHAIN, N-FP4
  *
- * Plan: one block of 1,024 sorts the pairs by expert, stable, and cuts them into tiles (bi_experts_parts.cuh). Then one launch a
- * product and kind of tiles: gate and up with the activation, down; before each, where adapters act, T of its maps. The order inside
- * an output is in bi_experts_product.cuh and bi_experts_few.cuh; the plan moves no bit.
+ * Plan: up to eight blocks of 1,024 threads, one cluster, sort the pairs by expert, stable, and cut them into tiles. Then the products,
+ * gate and up with the activation, and down, a launch a kind of tiles; before each, where adapters act, T of its maps. The order
+ * inside an output is in bi_experts_wide.cuh, bi_experts_few.cuh and bi_experts_product.cuh; the plan moves no bit.
  * Combine: a thread eight elements of a row, the fma chain over its experts in their order (N-MOE-2). */
 #include "bi_experts_act.cuh"
 
-enum { PLAN_THREADS = 1024, PLAN_SHARED_MAX = 200 * 1024, COMBINE_THREADS = 256, COMBINE_WIDTH = 8 };
+/* A block of the plan has at least PLAN_PAIRS pairs, or is alone. */
+enum { PLAN_THREADS = 1024, PLAN_BLOCKS = 8, PLAN_PAIRS = 2048, PLAN_SHARED_MAX = 200 * 1024, COMBINE_THREADS = 256, COMBINE_WIDTH = 8 };
 
 /* ---- plan ---------------------------------------------------------------------------------------------------------- */
 
@@ -50,18 +51,42 @@ static __device__ uint64_t scan_block(uint64_t v, uint64_t *total) {
 
 /* A warp's run of pairs, 32 at a time: visit(pair, expert or -1, lanes with the same expert). */
 template <typename F> static __device__ __forceinline__ void each_pair(const plan_args &a, F visit) {
-    const int32_t warp = (int32_t)threadIdx.x / 32, lane = (int32_t)threadIdx.x % 32;
-    const int32_t run = (a.n_pair + a.n_warp - 1) / a.n_warp, begin = warp * run, end = begin + run < a.n_pair ? begin + run : a.n_pair;
+    const int32_t warp = (int32_t)threadIdx.x / 32, lane = (int32_t)threadIdx.x % 32, n_run = a.n_warp * (int32_t)gridDim.x;
+    const int32_t run = ((a.n_pair + n_run - 1) / n_run + 31) & ~31, begin = ((int32_t)blockIdx.x * a.n_warp + warp) * run;
+    const int32_t end = begin + run < a.n_pair ? begin + run : a.n_pair;
     if (warp >= a.n_warp)
         return;
-    for (int32_t first = begin; first < end; first += 32) {
-        const int32_t pair = first + lane, expert = pair < end ? a.expert[pair] : -1;
+    int32_t ahead = begin + lane < end ? a.expert[begin + lane] : -1;
+    for (int32_t pair = begin + lane; pair - lane < end; pair += 32) {
+        const int32_t expert = ahead;
+        ahead = pair + 32 < end ? a.expert[pair + 32] : -1;
         visit(pair, expert, __match_any_sync(0xffffffffu, expert));
     }
 }
 
+/* All blocks of the grid, which is one cluster. */
+static __device__ __forceinline__ void sync_blocks(void) {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n" ::: "memory");
+}
+/* The word at the place of *own in the shared memory of another block. */
+static __device__ __forceinline__ int32_t word_of_block(const int32_t *own, uint32_t block) {
+    uint32_t at;
+    int32_t word;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(at) : "r"((uint32_t)__cvta_generic_to_shared(own)), "r"(block));
+    asm volatile("ld.shared::cluster.s32 %0, [%1];\n" : "=r"(word) : "r"(at) : "memory");
+    return word;
+}
+
 /* What lies before an expert: pairs, tiles of few places above bit 24, tiles of many above bit 44. */
 enum { PLAN_FEW_SHIFT = 24, PLAN_MANY_SHIFT = 44 };
+
+/* Tile i of many, of n places, to the list of its class. The order there is nobody's business: no bit depends on it. */
+static __device__ void put_class(const experts_plan &plan, int32_t n, int32_t i) {
+    int32_t c = EXPERTS_CLASSES - 1;
+    while (n > class_places(c))
+        c--;
+    plan.of_class[c * plan.tile_max + atomicAdd(plan.n_tile + 2 + c, 1)] = i;
+}
 
 /* The tiles of expert e: `before` counts what lies before them. */
 static __device__ void put_tiles(const plan_args &a, int32_t e, int32_t n, int32_t n_tile, int32_t step, uint64_t before) {
@@ -71,29 +96,43 @@ static __device__ void put_tiles(const plan_args &a, int32_t e, int32_t n, int32
     for (int32_t i = 0; i < n_tile; i++) {
         const experts_tile tile = {e, begin + i * step, n - i * step < step ? n - i * step : step, 0};
         *(n <= a.few_max ? experts_few_tile(a.plan, few) : a.plan.tile + many + i) = tile;
+        if (n > a.few_max)
+            put_class(a.plan, tile.n, many + i);
     }
 }
 
-/* From counts of each warp to where each warp's first pair of an expert stands among the expert's; tiles of all experts. */
-static __device__ void plan_tiles(const plan_args &a, int32_t *count, int32_t *first) {
+/* From counts of each warp to where each warp's first pair of an expert stands; tiles of all experts. total: pairs of each expert in
+ * this block. */
+static __device__ void plan_tiles(const plan_args &a, int32_t *count, int32_t *total) {
+    for (int32_t e = (int32_t)threadIdx.x; e < a.n_expert; e += PLAN_THREADS) {
+        int32_t n = 0;
+        for (int32_t w = 0; w < a.n_warp; w++)
+            n += count[w * a.n_expert + e];
+        total[e] = n;
+    }
+    sync_blocks();
     uint64_t carry = 0;
     for (int32_t block = 0; block < a.n_expert; block += PLAN_THREADS) {
         const int32_t e = block + (int32_t)threadIdx.x;
-        int32_t n = 0;
-        for (int32_t w = 0; e < a.n_expert && w < a.n_warp; w++) {
-            const int32_t of_warp = count[w * a.n_expert + e];
-            count[w * a.n_expert + e] = n;
-            n += of_warp;
+        int32_t n = 0, n_before = 0;
+        for (uint32_t b = 0; e < a.n_expert && b < gridDim.x; b++) {
+            n_before = b == blockIdx.x ? n : n_before;
+            n += word_of_block(total + e, b);
         }
         const int32_t step = tile_places(n), n_tile = n ? (n + step - 1) / step : 0;
-        uint64_t total;
-        const uint64_t before = carry + scan_block((uint64_t)n_tile << (n <= a.few_max ? PLAN_FEW_SHIFT : PLAN_MANY_SHIFT) | (uint32_t)n, &total);
-        carry += total;
-        if (e < a.n_expert)
-            first[e] = (int32_t)(before & ((1 << PLAN_FEW_SHIFT) - 1));
-        put_tiles(a, e, n, n_tile, step, before);
+        uint64_t all;
+        const uint64_t before = carry + scan_block((uint64_t)n_tile << (n <= a.few_max ? PLAN_FEW_SHIFT : PLAN_MANY_SHIFT) | (uint32_t)n, &all);
+        carry += all;
+        int32_t place = (int32_t)(before & ((1 << PLAN_FEW_SHIFT) - 1)) + n_before;
+        for (int32_t w = 0; e < a.n_expert && w < a.n_warp; w++) {
+            const int32_t of_warp = count[w * a.n_expert + e];
+            count[w * a.n_expert + e] = place;
+            place += of_warp;
+        }
+        if (blockIdx.x == 0)
+            put_tiles(a, e, n, n_tile, step, before);
     }
-    if (threadIdx.x == 0) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
         a.plan.n_tile[0] = (int32_t)(carry >> PLAN_MANY_SHIFT);
         a.plan.n_tile[1] = (int32_t)(carry >> PLAN_FEW_SHIFT) & ((1 << (PLAN_MANY_SHIFT - PLAN_FEW_SHIFT)) - 1);
     }
@@ -107,7 +146,8 @@ static __device__ uint32_t slot_bit(const plan_args &a, int32_t place) {
 /* Which adapters the rows of each tile have: a warp a tile of many places, a thread a tile of few. */
 static __device__ void plan_slots(const plan_args &a) {
     const int32_t lane = (int32_t)threadIdx.x % 32, n_many = a.plan.n_tile[0], n_few = a.plan.n_tile[1];
-    for (int32_t i = (int32_t)threadIdx.x / 32; i < n_many; i += PLAN_THREADS / 32) {
+    const int32_t thread = (int32_t)(blockIdx.x * PLAN_THREADS + threadIdx.x), n_thread = (int32_t)gridDim.x * PLAN_THREADS;
+    for (int32_t i = thread / 32; i < n_many; i += n_thread / 32) {
         experts_tile *tile = a.plan.tile + i;
         uint32_t slots = 0;
         for (int32_t place = lane; place < tile->n; place += 32)
@@ -116,7 +156,7 @@ static __device__ void plan_slots(const plan_args &a) {
         if (lane == 0)
             tile->slots = slots;
     }
-    for (int32_t i = (int32_t)threadIdx.x; i < n_few; i += PLAN_THREADS) {
+    for (int32_t i = thread; i < n_few; i += n_thread) {
         const experts_tile tile = *experts_few_tile(a.plan, i);
         uint32_t slots = 0;
         for (int32_t place = 0; place < tile.n; place++)
@@ -126,11 +166,12 @@ static __device__ void plan_slots(const plan_args &a) {
 }
 
 static __global__ void __launch_bounds__(PLAN_THREADS) plan_kernel(const __grid_constant__ plan_args a) {
-    extern __shared__ int32_t count[]; /* (n_warp, n_expert), then first (n_expert) */
-    int32_t *first = count + a.n_warp * a.n_expert;
+    extern __shared__ int32_t count[]; /* (n_warp, n_expert), then total (n_expert) */
     const uint32_t lane = threadIdx.x % 32;
     for (int32_t i = (int32_t)threadIdx.x; i < a.n_warp * a.n_expert; i += PLAN_THREADS)
         count[i] = 0;
+    if (blockIdx.x == 0 && threadIdx.x < EXPERTS_CLASSES)
+        a.plan.n_tile[2 + threadIdx.x] = 0;
     __syncthreads();
     int32_t *own = count + (int32_t)threadIdx.x / 32 * a.n_expert;
     each_pair(a, [&](int32_t, int32_t expert, uint32_t same) {
@@ -139,11 +180,11 @@ static __global__ void __launch_bounds__(PLAN_THREADS) plan_kernel(const __grid_
         __syncwarp();
     });
     __syncthreads();
-    plan_tiles(a, count, first);
+    plan_tiles(a, count, count + a.n_warp * a.n_expert);
     __syncthreads();
     each_pair(a, [&](int32_t pair, int32_t expert, uint32_t same) {
         if (expert >= 0) {
-            const int32_t place = first[expert] + own[expert] + __popc(same & ((1u << lane) - 1)), row = pair / a.topk;
+            const int32_t place = own[expert] + __popc(same & ((1u << lane) - 1)), row = pair / a.topk;
             const int32_t slot = a.row_slot ? a.row_slot[row] : -1;
             a.plan.pair[place] = pair;
             a.plan.row[place] = row;
@@ -154,19 +195,29 @@ static __global__ void __launch_bounds__(PLAN_THREADS) plan_kernel(const __grid_
             own[expert] += __popc(same);
         __syncwarp();
     });
-    __syncthreads();
+    sync_blocks();
     if (a.n_slot > 0)
         plan_slots(a);
 }
 
 static br_status launch_plan(bi_ctx *ctx, const bi_experts_args *a, const experts_plan *plan, int32_t few_max) {
-    const int32_t fit = PLAN_SHARED_MAX / (int32_t)sizeof(int32_t) / a->n_expert - 1;
-    const int32_t use = (a->n_row * a->topk + 31) / 32, most = use < PLAN_THREADS / 32 ? use : PLAN_THREADS / 32;
-    const plan_args args = {*plan,       a->expert,  a->row_slot, a->n_row * a->topk,     a->topk,
-                            a->n_expert, a->n_slot, fit < most ? fit : most, few_max};
-    const size_t bytes = sizeof(int32_t) * (size_t)a->n_expert * (size_t)(args.n_warp + 1);
+    const int32_t n_pair = a->n_row * a->topk, fit = PLAN_SHARED_MAX / (int32_t)sizeof(int32_t) / a->n_expert - 1;
+    const int32_t use = (n_pair + 31) / 32, most = use < PLAN_THREADS / 32 ? use : PLAN_THREADS / 32;
+    const plan_args args = {*plan, a->expert, a->row_slot, n_pair, a->topk, a->n_expert, a->n_slot, fit < most ? fit : most, few_max};
+    const int32_t n_block = n_pair / PLAN_PAIRS < 1 ? 1 : n_pair / PLAN_PAIRS < PLAN_BLOCKS ? n_pair / PLAN_PAIRS : PLAN_BLOCKS;
+    cudaLaunchAttribute cluster;
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = (unsigned)n_block;
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    cudaLaunchConfig_t launch = {};
+    launch.gridDim = dim3((unsigned)n_block);
+    launch.blockDim = dim3(PLAN_THREADS);
+    launch.dynamicSmemBytes = sizeof(int32_t) * (size_t)a->n_expert * (size_t)(args.n_warp + 1);
+    launch.stream = ctx->stream;
+    launch.attrs = &cluster;
+    launch.numAttrs = n_block > 1;
     cudaFuncSetAttribute(plan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, PLAN_SHARED_MAX);
-    plan_kernel<<<1, PLAN_THREADS, bytes, ctx->stream>>>(args);
+    cudaLaunchKernelEx(&launch, plan_kernel, args);
     return bi_cuda_launched(ctx, BI_K_experts_plan, "experts");
 }
 
@@ -176,30 +227,37 @@ static int32_t whole16(int32_t n) {
     return (n + 15) / 16 * 16;
 }
 
-/* The plan; T of two maps; h by place. */
+static size_t whole64(int32_t n) {
+    return (size_t)blocked_chunks(n) * EXPERTS_K;
+}
+
+/* The plan; T of two maps; inputs in blocks, and when they are used up h of tiles of few by place; h in blocks or by place. */
 typedef struct experts_scratch {
     experts_plan plan;
-    bi_bf16 *t[2], *h;
+    bi_bf16 *t[2], *in, *h;
 } experts_scratch;
 
-static experts_scratch carve(bi_carver *carver, int32_t n_row, int32_t topk, int32_t n_expert, int32_t d_ff, int32_t rank) {
+static experts_scratch carve(bi_carver *carver, int32_t n_row, int32_t topk, int32_t n_expert, int32_t d, int32_t d_ff, int32_t rank) {
     const size_t n_pair = (size_t)n_row * (size_t)topk, n_tile = (size_t)n_expert + n_pair / EXPERTS_TILE_MAX;
+    const size_t n_blocked = n_pair + 8 * (n_tile + 1);
     experts_scratch s;
     s.plan.tile = (experts_tile *)bi_carve(carver, n_tile * sizeof(experts_tile));
     s.plan.tile_max = (int32_t)n_tile;
-    s.plan.n_tile = (int32_t *)bi_carve(carver, 2 * sizeof(int32_t));
+    s.plan.n_tile = (int32_t *)bi_carve(carver, (2 + EXPERTS_CLASSES) * sizeof(int32_t));
+    s.plan.of_class = (int32_t *)bi_carve(carver, EXPERTS_CLASSES * n_tile * sizeof(int32_t));
     s.plan.pair = (int32_t *)bi_carve(carver, n_pair * sizeof(int32_t));
     s.plan.row = (int32_t *)bi_carve(carver, n_pair * sizeof(int32_t));
     s.plan.slot = (int32_t *)bi_carve(carver, n_pair * sizeof(int32_t));
     for (int m = 0; m < 2; m++)
         s.t[m] = (bi_bf16 *)bi_carve(carver, n_pair * (size_t)rank * sizeof(bi_bf16));
-    s.h = (bi_bf16 *)bi_carve(carver, n_pair * (size_t)whole16(d_ff) * sizeof(bi_bf16));
+    s.in = (bi_bf16 *)bi_carve(carver, n_blocked * whole64(d > d_ff ? d : d_ff) * sizeof(bi_bf16));
+    s.h = (bi_bf16 *)bi_carve(carver, n_blocked * whole64(d_ff) * sizeof(bi_bf16));
     return s;
 }
 
 size_t bi_cuda_experts_scratch(const bi_limits *limits) {
     bi_carver carver = {NULL, 0, 0};
-    carve(&carver, limits->n_row, limits->n_expert_topk, limits->n_expert, limits->d_expert_ff, bi_pad_rank(limits->rank));
+    carve(&carver, limits->n_row, limits->n_expert_topk, limits->n_expert, limits->d_expert, limits->d_expert_ff, bi_pad_rank(limits->rank));
     return carver.used;
 }
 
@@ -279,21 +337,46 @@ static br_status launch_t(bi_ctx *ctx, const experts_product *of, const bi_exper
     return bi_experts_t(ctx, &p);
 }
 
-/* Which tiles a step can have: both kinds, or by the number of its rows only one. */
-static br_status launch_up(bi_ctx *ctx, const experts_product *p, bi_form form, int32_t few_max, int32_t n_row) {
-    if (few_max)
-        BR_TRY(bi_experts_up_few(ctx, p));
-    if (n_row <= few_max)
-        return BR_OK;
-    return form == BI_FORM_FP4 ? bi_experts_up_fp4(ctx, p) : bi_experts_up_bf16(ctx, p);
+/* Which tiles a step can have: both kinds, or by the number of its rows only one. p: inputs by place, or gathered; MXFP4 takes
+ * those of many places from blocks, which are made here where the product before has not left them so. */
+static br_status launch_up_many(bi_ctx *ctx, experts_product p, const bi_experts_args *a, const experts_scratch *s) {
+    if (a->w2.form == BI_FORM_FP4 && a->w1.form == BI_FORM_FP4) {
+        p.out_blocked = 1;
+        p.out_ld = (int64_t)whole64(a->d_ff);
+    }
+    if (a->w1.form != BI_FORM_FP4)
+        return bi_experts_up_bf16(ctx, &p);
+    BR_TRY(bi_experts_rows_fp4(ctx, &p, s->in));
+    p.in = s->in;
+    p.gather = 0;
+    p.blocked = 1;
+    return bi_experts_up_fp4(ctx, &p, a->n_row);
 }
 
-static br_status launch_down(bi_ctx *ctx, const experts_product *p, bi_form form, int32_t few_max, int32_t n_row) {
+static br_status launch_up(bi_ctx *ctx, const experts_product *p, const bi_experts_args *a, const experts_scratch *s, int32_t few_max) {
+    experts_product few = *p;
+    few.out = s->in;
+    if (a->n_row > few_max)
+        BR_TRY(launch_up_many(ctx, *p, a, s));
+    return few_max ? bi_experts_up_few(ctx, &few) : BR_OK;
+}
+
+static br_status launch_down(bi_ctx *ctx, const experts_product *p, const bi_experts_args *a, const experts_scratch *s, int32_t few_max) {
+    experts_product few = *p, many = *p;
+    few.in = s->in;
+    few.blocked = 0;
     if (few_max)
-        BR_TRY(bi_experts_down_few(ctx, p));
-    if (n_row <= few_max)
+        BR_TRY(bi_experts_down_few(ctx, &few));
+    if (a->n_row <= few_max)
         return BR_OK;
-    return form == BI_FORM_FP4 ? bi_experts_down_fp4(ctx, p) : bi_experts_down_bf16(ctx, p);
+    if (a->w2.form != BI_FORM_FP4)
+        return bi_experts_down_bf16(ctx, &many);
+    if (!many.blocked) {
+        BR_TRY(bi_experts_rows_fp4(ctx, &many, s->in));
+        many.in = s->in;
+        many.blocked = 1;
+    }
+    return bi_experts_down_fp4(ctx, &many, a->n_row);
 }
 
 /* Places up to which a tile is one of few: none where a matrix is bf16, or its rows do not fit. */
@@ -320,7 +403,7 @@ static br_status gate_and_up(bi_ctx *ctx, const bi_experts_args *a, experts_prod
     BR_TRY(launch_t(ctx, &p, a, a->lora1, a->lora3));
     put_side(&p, 0, a->lora1, a->n_slot, 0);
     put_side(&p, 1, a->lora3, a->n_slot, 0);
-    return launch_up(ctx, &p, a->w1.form, few_max, a->n_row);
+    return launch_up(ctx, &p, a, s, few_max);
 }
 
 static br_status down(bi_ctx *ctx, const bi_experts_args *a, experts_product p, const experts_scratch *s, int32_t few_max) {
@@ -329,7 +412,9 @@ static br_status down(bi_ctx *ctx, const bi_experts_args *a, experts_product p, 
     p.n_out = a->d;
     p.in = s->h;
     p.in_ld = whole16(a->d_ff);
+    p.in_few = s->in;
     p.gather = 0;
+    p.blocked = a->w1.form == BI_FORM_FP4 && a->w2.form == BI_FORM_FP4;
     p.in_aligned = 1; /* whole 16s of h, zeros behind d_ff */
     p.w[0] = (const unsigned char *)a->w2.data;
     p.w_stride[0] = a->w2.stride;
@@ -339,7 +424,7 @@ static br_status down(bi_ctx *ctx, const bi_experts_args *a, experts_product p, 
     BR_TRY(launch_t(ctx, &p, a, a->lora2, NULL));
     put_side(&p, 0, a->lora2, a->n_slot, 0);
     put_side(&p, 1, NULL, 0, 0);
-    return launch_down(ctx, &p, a->w2.form, few_max, a->n_row);
+    return launch_down(ctx, &p, a, s, few_max);
 }
 
 br_status bi_cuda_experts(bi_ctx *ctx, const bi_experts_args *a) {
@@ -348,7 +433,7 @@ br_status bi_cuda_experts(bi_ctx *ctx, const bi_experts_args *a) {
         return BR_OK;
     const int32_t rank = bi_pad_rank(ctx->limits.rank);
     bi_carver carver = bi_cuda_scratch(ctx);
-    const experts_scratch s = carve(&carver, a->n_row, a->topk, a->n_expert, a->d_ff, rank);
+    const experts_scratch s = carve(&carver, a->n_row, a->topk, a->n_expert, a->d, a->d_ff, rank);
     experts_product p = {};
     p.plan = s.plan;
     p.t[0] = s.t[0];

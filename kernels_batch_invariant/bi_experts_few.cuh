@@ -196,7 +196,7 @@ static __device__ __forceinline__ void few_finish(const experts_product &p, int3
     for (uint32_t slots = item.tile.slots; slots; slots &= slots - 1)
         few_side<KIND>(p, item, me, __ffs((int)slots) - 1, acc);
     if (KIND != EXPERTS_UP || sub_used<KIND>(p, item, (int)me.group * 2))
-        finish8<KIND>(p, item, me, 0, pair_at<KIND>(p, item, me, 0), acc[0], acc[1]);
+        finish8<KIND, false>(p, item, me, 0, pair_at<KIND>(p, item, me, 0), acc[0], acc[1]);
 }
 
 template <experts_kind KIND>

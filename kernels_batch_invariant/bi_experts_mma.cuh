@@ -21,8 +21,13 @@ template <int LEFT> static __device__ __forceinline__ void wgmma_wait(void) {
     asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(LEFT) : "memory");
 }
 
+#define WGMMA_D16 \
+    "%0, %1, %2, %3, %4, %5, %6, %7"
+#define WGMMA_D32 \
+    WGMMA_D16 \
+    ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define WGMMA_D48 \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
+    WGMMA_D32 \
     ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define WGMMA_D64 \
     WGMMA_D48 \
@@ -53,7 +58,9 @@ template <int LEFT> static __device__ __forceinline__ void wgmma_wait(void) {
     ", %76, %77, %78, %79"
 #define WGMMA_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define WGMMA_8(d, i) WGMMA_4(d, i), WGMMA_4(d, i + 4)
-#define WGMMA_IO48(d) WGMMA_8(d, 0), WGMMA_8(d, 8), WGMMA_8(d, 16)
+#define WGMMA_IO16(d) WGMMA_8(d, 0)
+#define WGMMA_IO32(d) WGMMA_IO16(d), WGMMA_8(d, 8)
+#define WGMMA_IO48(d) WGMMA_IO32(d), WGMMA_8(d, 16)
 #define WGMMA_IO64(d) WGMMA_IO48(d), WGMMA_8(d, 24)
 #define WGMMA_IO80(d) WGMMA_IO64(d), WGMMA_8(d, 32)
 #define WGMMA_IO96(d) WGMMA_IO80(d), WGMMA_8(d, 40)
@@ -76,6 +83,8 @@ template <int LEFT> static __device__ __forceinline__ void wgmma_wait(void) {
 /* d: N / 2 registers. */
 template <int N> static __device__ __forceinline__ void wgmma(float *d, const uint32_t (&a)[4], uint64_t desc);
 
+WGMMA_STEP(16, "%8", "%9", "%10", "%11", "%12")
+WGMMA_STEP(32, "%16", "%17", "%18", "%19", "%20")
 WGMMA_STEP(48, "%24", "%25", "%26", "%27", "%28")
 WGMMA_STEP(64, "%32", "%33", "%34", "%35", "%36")
 WGMMA_STEP(80, "%40", "%41", "%42", "%43", "%44")
@@ -90,6 +99,10 @@ WGMMA_STEP(160, "%80", "%81", "%82", "%83", "%84")
 #undef WGMMA_STEP
 #undef WGMMA_8
 #undef WGMMA_4
+#undef WGMMA_D16
+#undef WGMMA_IO16
+#undef WGMMA_D32
+#undef WGMMA_IO32
 #undef WGMMA_D48
 #undef WGMMA_IO48
 #undef WGMMA_D64

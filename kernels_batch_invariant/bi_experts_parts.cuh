@@ -13,6 +13,7 @@ enum {
     EXPERTS_TILE_MAX = 160, /* places; two maps of 64 rows an accumulator warpgroup leave no registers for more */
     EXPERTS_FEW_MAX = 8,    /* places up to which a tile of MXFP4 experts goes through bi_experts_few.cuh */
     EXPERTS_FEW_SHARED = 224 * 1024, /* that its rows may take */
+    EXPERTS_CLASSES = 5,    /* of tiles of many, by the width of the tensor-core step that they take */
     EXPERTS_SLOT_MAX = 16,
     EXPERTS_K = 64,         /* products of a pipeline stage */
     EXPERTS_SUB = 64,       /* output rows of one map that a warpgroup holds */
@@ -30,7 +31,8 @@ typedef struct __align__(16) experts_tile {
 /* Device memory, made by the plan kernel. */
 typedef struct experts_plan {
     experts_tile *tile;         /* (tile_max): those of many places from the front, those of few from the back */
-    int32_t *n_tile;            /* many, few */
+    int32_t *n_tile;            /* many, few, then of each class */
+    int32_t *of_class;          /* (EXPERTS_CLASSES, tile_max): which tiles of many are of a class, in any order */
     int32_t *pair, *row, *slot; /* of a place */
     int32_t tile_max;
 } experts_plan;
@@ -60,6 +62,8 @@ typedef struct experts_product {
     const bi_bf16 *in; /* rows of n_in, stride in_ld; by row of the step when gather, else by place */
     int64_t in_ld;
     int32_t gather, in_aligned;
+    int32_t blocked;        /* in: rows of tiles of many as bi_experts_wide.cuh has them, those of few by place at in_few */
+    const bi_bf16 *in_few;
     const unsigned char *w[2];
     size_t w_stride[2];
     experts_side side[2][EXPERTS_SLOT_MAX]; /* of a map: B, or A in EXPERTS_T */
@@ -73,12 +77,34 @@ typedef struct experts_product {
     bi_bf16 *out;
     int64_t out_ld; /* DOWN: by pair */
     int32_t out_aligned;
+    int32_t out_blocked; /* UP: as bi_experts_wide.cuh has the rows of the next product */
     bi_fault fault;
 } experts_product;
 
 /* Tile i of those of few places. */
 static inline __host__ __device__ experts_tile *experts_few_tile(const experts_plan &plan, int32_t i) {
     return plan.tile + plan.tile_max - 1 - i;
+}
+
+/* Rows in blocks: of a tile, 64 k after 64 k; there, eight places after eight, core matrices of 8 places x 16 bytes, k before places.
+ * A tile begins at a row of its own, a multiple of 8, behind those of the tiles before it. */
+static inline __host__ __device__ int32_t pad8(int32_t n) {
+    return (n + 7) & ~7;
+}
+static inline __host__ __device__ int32_t blocked_row(const experts_tile &tile, int32_t i) {
+    return pad8(tile.begin) + 8 * i;
+}
+/* Where eight k of a place stand in 64 k of a tile, in elements. */
+static inline __host__ __device__ int32_t blocked_piece(int32_t place, int32_t piece) {
+    return (place >> 3) * 8 * EXPERTS_K + piece * 64 + (place & 7) * 8;
+}
+static inline __host__ __device__ int32_t blocked_chunks(int32_t n_in) {
+    return (n_in + EXPERTS_K - 1) / EXPERTS_K;
+}
+
+/* Places of a tile of class c, at most. */
+static inline __host__ __device__ constexpr int32_t class_places(int32_t c) {
+    return c == 0 ? EXPERTS_TILE_MAX : c == 1 ? 144 : c == 2 ? 128 : c == 3 ? 96 : 64;
 }
 
 /* The output row that stands at row i of 16 of an A fragment: after the transposition of the accumulators a thread then holds
@@ -88,8 +114,9 @@ static inline __host__ __device__ int32_t bi_experts_row(int32_t i) {
 }
 
 /* Launches on ctx->stream, one kernel each, for the tiles of many or of few places, T for all; in bi_experts_fp4.cu and bi_experts_bf16.cu. */
-br_status bi_experts_up_fp4(bi_ctx *ctx, const experts_product *p);
-br_status bi_experts_down_fp4(bi_ctx *ctx, const experts_product *p);
+br_status bi_experts_rows_fp4(bi_ctx *ctx, const experts_product *p, bi_bf16 *to);
+br_status bi_experts_up_fp4(bi_ctx *ctx, const experts_product *p, int32_t n_row);
+br_status bi_experts_down_fp4(bi_ctx *ctx, const experts_product *p, int32_t n_row);
 br_status bi_experts_up_few(bi_ctx *ctx, const experts_product *p);
 br_status bi_experts_down_few(bi_ctx *ctx, const experts_product *p);
 br_status bi_experts_up_bf16(bi_ctx *ctx, const experts_product *p);

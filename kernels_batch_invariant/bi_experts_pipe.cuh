@@ -4,7 +4,7 @@
  * k-block of an adapter's B and T of each map (N-CHAIN-2). Layout: core matrices of 8 rows x 16 bytes, 128 bytes each, k before rows, so
  * that ldmatrix, wgmma without swizzle, and 16-byte copies all meet whole lines:
  *   row r, k of a stage   at (r / 8) * group + (k / 8) * 128 + (r % 8) * 16,   group 1,024 bytes, or 256 of an adapter's stage.
- * Output rows stand inside each 16 in the order of bi_experts_row. MXFP4 blocks are copied as they lie in memory. */
+ * Output rows stand inside each 16 in the order of bi_experts_row. */
 #ifndef BI_EXPERTS_PIPE_CUH
 #define BI_EXPERTS_PIPE_CUH
 
@@ -19,20 +19,17 @@ enum {
     PIPE_SUB_SIDE = EXPERTS_SUB * BI_MMA_K * 2, /* of a part's B and of a map's T in an adapter's stage */
     PIPE_ROWS_SIDE = EXPERTS_TILE_MAX * BI_MMA_K * 2,
     PIPE_FEEDERS = 128,
+    PIPE_SUB = EXPERTS_SUB * EXPERTS_K * 2,
+    PIPE_WEIGHTS = PIPE_SUBS * PIPE_SUB,
+    PIPE_STAGE = PIPE_WEIGHTS + PIPE_ROWS_BYTES,
+    PIPE_STAGES = 4, /* about 200 KB in flight or in use */
     PIPE_OFFSETS = EXPERTS_TILE_MAX / 16 /* rows of a tile that one feeding thread copies */
-};
-
-/* Both forms keep about 200 KB in flight or in use: 61 KB of MXFP4 weights, 128 KB of bf16 weights an SM. */
-template <bool FP4> struct pipe_shape {
-    static const int SUB = FP4 ? (int)EXPERTS_FP4_BLOCK : EXPERTS_SUB * EXPERTS_K * 2;
-    static const int WEIGHTS = PIPE_SUBS * SUB;
-    static const int STAGE = WEIGHTS + PIPE_ROWS_BYTES;
-    static const int COUNT = FP4 ? 7 : 4;
 };
 
 typedef struct pipe_item {
     experts_tile tile;
     int32_t slab, slot; /* slot: EXPERTS_T only */
+    int32_t row;        /* of the first place, in inputs that are not gathered */
 } pipe_item;
 
 /* The place in the ring of stages; every role walks it alike. */
@@ -41,8 +38,8 @@ typedef struct pipe_ring {
     uint32_t stage, phase;
 } pipe_ring;
 
-template <bool FP4> static __device__ __forceinline__ void pipe_next(pipe_ring &ring) {
-    if (++ring.stage == (uint32_t)pipe_shape<FP4>::COUNT) {
+static __device__ __forceinline__ void pipe_next(pipe_ring &ring) {
+    if (++ring.stage == (uint32_t)PIPE_STAGES) {
         ring.stage = 0;
         ring.phase ^= 1;
     }
@@ -70,6 +67,9 @@ static __device__ __forceinline__ void proxy_fence(void) {
 /* 16 bytes, or 16 zero bytes. */
 static __device__ __forceinline__ void copy16(uint32_t to, const void *from, bool real) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(real ? 16 : 0) : "memory");
+}
+static __device__ __forceinline__ void bar_expect(uint32_t bar, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;\n" ::"r"(bar), "r"(bytes) : "memory");
 }
 static __device__ __forceinline__ void copy_block(uint32_t to, const void *from, uint32_t bytes, uint32_t bar) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(to), "l"(from),
@@ -114,6 +114,7 @@ template <experts_kind KIND> static __device__ __forceinline__ bool item_at(cons
     item.tile.slots = (uint32_t)raw.w;
     item.slot = part / p.n_slab;
     item.slab = part % p.n_slab;
+    item.row = p.blocked && at < n_many ? blocked_row(item.tile, at) : item.tile.begin;
     return KIND != EXPERTS_T || ((item.tile.slots >> item.slot & 1u) && (p.side[0][item.slot].rank || p.side[1][item.slot].rank));
 }
 
@@ -149,47 +150,55 @@ static __device__ __forceinline__ int32_t pad16(int32_t n) {
 /* A feeding thread's share: row r of each group of 8, eight k from 8 h. */
 typedef struct feeder {
     uint32_t thread, r, h, group;
-    int32_t source[PIPE_OFFSETS]; /* input row of places 8 group + r + 16 j */
+    const bi_bf16 *from[PIPE_OFFSETS]; /* of places 8 group + r + 16 j: eight k of the chunk */
+    int32_t step;                      /* to the next chunk's */
 } feeder;
 
-static __device__ __forceinline__ void feed_sources(const experts_product &p, const experts_tile &tile, feeder &me) {
+static __device__ __forceinline__ void feed_sources(const experts_product &p, const pipe_item &item, bool many, feeder &me) {
+    const experts_tile &tile = item.tile;
+    const bool blocked = p.blocked && many;
+    const bi_bf16 *in = p.blocked && !many ? p.in_few : p.in;
+    me.step = blocked ? pad8(tile.n) * EXPERTS_K : EXPERTS_K;
 #pragma unroll
     for (int j = 0; j < PIPE_OFFSETS; j++) {
-        const int32_t place = (int32_t)(me.group * 8 + me.r) + 16 * j;
-        if (place < tile.n)
-            me.source[j] = p.gather ? p.plan.row[tile.begin + place] : tile.begin + place;
+        const int32_t at = (int32_t)(me.group * 8 + me.r) + 16 * j, place = at < tile.n ? at : 0;
+        if (blocked)
+            me.from[j] = in + (int64_t)item.row * blocked_chunks(p.n_in) * EXPERTS_K + blocked_piece(place, (int32_t)me.h);
+        else
+            me.from[j] = in + (int64_t)(p.gather ? p.plan.row[tile.begin + place] : item.row + place) * p.in_ld + me.h * 8;
     }
 }
 
-/* Rows whose 16-byte pieces do not lie at 16-byte addresses: by elements. */
-static __device__ __forceinline__ void feed_piece_slowly(uint32_t to, const bi_bf16 *row, int32_t k, int32_t n_in) {
+/* Eight k of a row whose 16-byte pieces do not lie at 16-byte addresses. */
+static __device__ __forceinline__ uint4 piece_slowly(const bi_bf16 *row, int32_t k, int32_t n_in) {
     uint32_t word[4];
     for (int i = 0; i < 4; i++) {
         const int32_t at = k + 2 * i;
         const uint32_t low = at < n_in ? row[at] : 0u, high = at + 1 < n_in ? row[at + 1] : 0u;
         word[i] = low | high << 16;
     }
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};\n" ::"r"(to), "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
-                 : "memory");
+    return make_uint4(word[0], word[1], word[2], word[3]);
 }
 
-static __device__ __forceinline__ void feed_rows(const experts_product &p, const experts_tile &tile, const feeder &me, int32_t k,
-                                                 uint32_t to) {
+static __device__ __forceinline__ void feed_rows(const experts_product &p, const experts_tile &tile, feeder &me, int32_t k, uint32_t to) {
     const int32_t first = (int32_t)(me.group * 8 + me.r);
     to += me.group * PIPE_GROUP + me.h * PIPE_LEAD + me.r * 16;
     if (p.in_aligned) {
         const bool real = k < p.n_in;
-        const bi_bf16 *in = p.in + (real ? k : 0);
 #pragma unroll
-        for (int j = 0; j < PIPE_OFFSETS; j++)
+        for (int j = 0; j < PIPE_OFFSETS; j++) {
             if (first + 16 * j < tile.n)
-                copy16(to + (uint32_t)j * 2 * PIPE_GROUP, in + (int64_t)me.source[j] * p.in_ld, real);
+                copy16(to + (uint32_t)j * 2 * PIPE_GROUP, real ? me.from[j] : p.in, real);
+            me.from[j] += me.step;
+        }
         return;
     }
 #pragma unroll 1
     for (int32_t place = first; place < tile.n; place += 16, to += 2 * PIPE_GROUP) {
         const int32_t source = p.gather ? p.plan.row[tile.begin + place] : tile.begin + place;
-        feed_piece_slowly(to, p.in + (int64_t)source * p.in_ld, k, p.n_in);
+        const uint4 value = piece_slowly(p.in + (int64_t)source * p.in_ld, k, p.n_in);
+        asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};\n" ::"r"(to), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w)
+                     : "memory");
     }
 }
 
@@ -209,23 +218,18 @@ static __device__ __forceinline__ void feed_bf16(const experts_product &p, const
         for (uint32_t group = 0; group < 8; group += 2) {
             const int32_t at = (int32_t)((group + me.group) * 8 + me.r), row = first + (at & ~15) + bi_experts_row(at & 15);
             const bool real = row < n && k < ld;
-            copy16(to + (uint32_t)sub * (EXPERTS_SUB * EXPERTS_K * 2) + (group + me.group) * PIPE_GROUP + me.h * PIPE_LEAD + me.r * 16,
+            copy16(to + (uint32_t)sub * PIPE_SUB + (group + me.group) * PIPE_GROUP + me.h * PIPE_LEAD + me.r * 16,
                    real ? w + (int64_t)row * ld + k : w, real);
         }
     }
 }
 
-/* A block as it lies in memory; thread i of the first four asks for part i. */
+/* The first MXFP4 block of a part. */
 template <experts_kind KIND>
 static __device__ __forceinline__ const unsigned char *fp4_blocks(const experts_product &p, const pipe_item &item, int sub) {
     const int map = sub_map<KIND>(sub);
     const size_t n_chunk = (size_t)((p.n_in + EXPERTS_K - 1) / EXPERTS_K), first = (size_t)(sub_row<KIND>(item.slab, sub) / EXPERTS_SUB);
     return p.w[map] + p.w_stride[map] * (size_t)item.tile.expert + first * n_chunk * EXPERTS_FP4_BLOCK;
-}
-
-static __device__ __forceinline__ void feed_fp4(const unsigned char *block, uint32_t to, uint32_t full) {
-    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;\n" ::"r"(full), "r"((uint32_t)EXPERTS_FP4_BLOCK) : "memory");
-    copy_block(to, block, EXPERTS_FP4_BLOCK, full);
 }
 
 /* One k-block of a slot: B into the place of the weights, T of the slot's own rows behind it, map after map. Zeros for the rows of
@@ -258,40 +262,35 @@ static __device__ __forceinline__ void feed_side(const experts_product &p, const
     }
 }
 
-template <experts_kind KIND, bool FP4>
-static __device__ __forceinline__ void feed_item(const experts_product &p, const pipe_item &item, pipe_ring &ring, feeder &me) {
-    feed_sources(p, item.tile, me);
+template <experts_kind KIND>
+static __device__ __forceinline__ void feed_item(const experts_product &p, const pipe_item &item, bool many, pipe_ring &ring, feeder &me) {
+    feed_sources(p, item, many, me);
     const uint32_t thread = me.thread;
-    const bool asks = FP4 && thread < PIPE_SUBS && sub_used<KIND>(p, item, (int)thread);
-    const unsigned char *block = asks ? fp4_blocks<KIND>(p, item, (int)thread) : NULL;
 #pragma unroll 1
     for (int32_t chunk = 0; chunk * EXPERTS_K < p.n_in; chunk++) {
-        const uint32_t full = ring.full + 8 * ring.stage, to = ring.memory + ring.stage * pipe_shape<FP4>::STAGE;
+        const uint32_t full = ring.full + 8 * ring.stage, to = ring.memory + ring.stage * PIPE_STAGE;
         const int32_t k = chunk * EXPERTS_K + (int32_t)me.h * 8;
         bar_wait(ring.empty + 8 * ring.stage, ring.phase ^ 1);
-        if (!FP4)
-            feed_bf16<KIND>(p, item, me, k, to);
-        else if (asks)
-            feed_fp4(block + (size_t)chunk * EXPERTS_FP4_BLOCK, to + thread * EXPERTS_FP4_BLOCK, full);
-        feed_rows(p, item.tile, me, k, to + pipe_shape<FP4>::WEIGHTS);
+        feed_bf16<KIND>(p, item, me, k, to);
+        feed_rows(p, item.tile, me, k, to + PIPE_WEIGHTS);
         if (p.in_aligned) {
             arrive_copied(full);
         } else {
             asm volatile("cp.async.wait_all;\n" ::: "memory");
             bar_arrive(full);
         }
-        pipe_next<FP4>(ring);
+        pipe_next(ring);
     }
     each_side<KIND>(p, item, [&](int32_t slot, int32_t k) {
-        const uint32_t to = ring.memory + ring.stage * pipe_shape<FP4>::STAGE;
+        const uint32_t to = ring.memory + ring.stage * PIPE_STAGE;
         bar_wait(ring.empty + 8 * ring.stage, ring.phase ^ 1);
-        feed_side<KIND>(p, item, slot, k, thread, to, to + pipe_shape<FP4>::WEIGHTS);
+        feed_side<KIND>(p, item, slot, k, thread, to, to + PIPE_WEIGHTS);
         arrive_copied(ring.full + 8 * ring.stage);
-        pipe_next<FP4>(ring);
+        pipe_next(ring);
     });
 }
 
-template <experts_kind KIND, bool FP4> static __device__ __forceinline__ void feed(const experts_product &p, pipe_ring ring) {
+template <experts_kind KIND> static __device__ __forceinline__ void feed(const experts_product &p, pipe_ring ring) {
     feeder me;
     me.thread = threadIdx.x % PIPE_FEEDERS;
     me.r = me.thread & 7;
@@ -301,7 +300,7 @@ template <experts_kind KIND, bool FP4> static __device__ __forceinline__ void fe
     for (int32_t i = (int32_t)blockIdx.x; i < n_item; i += (int32_t)gridDim.x) {
         pipe_item item;
         if (item_at<KIND>(p, i, item))
-            feed_item<KIND, FP4>(p, item, ring, me);
+            feed_item<KIND>(p, item, i / p.n_part < p.plan.n_tile[0], ring, me);
     }
 }
 

@@ -1,15 +1,17 @@
-/* bi_experts_product: one grouped product of the routed experts.      Contract: N-MOE-1, N-CHAIN, N-LORA, N-FP4, N-ACT
+/* bi_experts_product: one grouped product of bf16 experts, and T of the adapters of all; what bi_experts_few.cuh and
+ * bi_experts_wide.cuh share with it.                                     Contract: N-MOE-1, N-CHAIN, N-LORA, N-ACT
  *
  * Grid: one block an SM, each walking items blockIdx.x, + gridDim.x, .. of a list made on the device. Block: two warpgroups that
  * multiply and one that copies (bi_experts_pipe.cuh), 384 threads; shared memory: a ring of stages, about 200 KB.
- * Weights stand on the M side of the tensor core, in registers: MXFP4 codes expanded there, bf16 by ldmatrix. The tile's places
- * stand on the N side in steps of 8: mma.sync up to 32 places, wgmma above, two k-blocks at once, while the other warpgroup makes
- * its fragments; both are N-MMA's block. The order of an output is the stages' order: k ascending in blocks of 16, then the k-blocks
- * of its row's adapter; a block of zeros (another adapter's, or padding) returns the accumulator (N-CHAIN-1). */
+ * Weights stand on the M side of the tensor core, in registers, by ldmatrix. The tile's places stand on the N side in steps of 8:
+ * mma.sync up to 32 places, wgmma above, two k-blocks at once, while the other warpgroup makes its fragments; both are N-MMA's
+ * block. The order of an output is the stages' order: k ascending in blocks of 16, then the k-blocks of its row's adapter; a block
+ * of zeros (another adapter's, or padding) returns the accumulator (N-CHAIN-1). */
 #ifndef BI_EXPERTS_PRODUCT_CUH
 #define BI_EXPERTS_PRODUCT_CUH
 
 #include "bi_experts_act.cuh"
+#include "bi_experts_expand.cuh"
 #include "bi_experts_mma.cuh"
 #include "bi_experts_pipe.cuh"
 
@@ -19,88 +21,6 @@ enum {
     PRODUCT_REGISTERS_FEED = 56, /* of 168 a thread, the rest goes to the two multiplying warpgroups */
     PRODUCT_REGISTERS = 224
 };
-
-/* A multiplying thread: of warpgroup group, warp of it, lane. */
-typedef struct multiplier {
-    uint32_t group, warp, lane;
-} multiplier;
-
-/* Asked anew for every item: kept for all tile sizes at once, what follows from it would not fit the registers. */
-static __device__ __forceinline__ multiplier this_multiplier(void) {
-    uint32_t thread;
-    asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(thread));
-    const multiplier me = {thread / 128, thread / 32 % 4, thread % 32};
-    return me;
-}
-
-/* ---- MXFP4 --------------------------------------------------------------------------------------------------------- */
-
-static __device__ __forceinline__ uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
-    uint32_t d;
-    asm("mul.rn.bf16x2 %0, %1, %2;\n" : "=r"(d) : "r"(a), "r"(b));
-    return d;
-}
-
-/* 2^(scale - 1) twice as bf16, scale 0..128; 2^n twice, n 0..127. */
-static __device__ __forceinline__ uint32_t fp4_factor(uint32_t scale) {
-    return scale * 0x00800080u + 0x3f003f00u;
-}
-static __device__ __forceinline__ uint32_t fp4_power(uint32_t n) {
-    return n * 0x00800080u + 0x3f803f80u;
-}
-static __device__ __forceinline__ uint32_t fp4_scale(uint32_t scales, int i) {
-    return __byte_perm(scales, 0, 0x4440 + i);
-}
-
-/* Eight codes to the four registers of an A fragment, times factors of row g and row g + 8. A code's sign at bit 15 and its other
- * bits at 8..6 are the bf16 of code * 2^-126, subnormal where the code is; the word keeps the codes where few steps put them there
- * (pack_pair). A product moves the sign and the rest at once, no two bits of it meet; its factor is an argument of the kernel, so
- * that it stays a product, for which another pipe has room. bf16 products are exact: the factor is a power of two and the
- * result is a bf16 (N-FP4). */
-static __device__ __forceinline__ void fp4_expand(const experts_spread &by, uint32_t word, uint32_t factor0, uint32_t factor8, uint32_t (&a)[4]) {
-    const uint32_t all = 0x81c081c0u;
-    a[0] = mul_bf16x2(word & all, factor0);
-    a[1] = mul_bf16x2(word * by.a1 & all, factor8);
-    a[2] = mul_bf16x2((word & 0x40074007u) * by.a2 & all, factor0);
-    a[3] = mul_bf16x2((word >> 3 & 0x05c005c0u) * by.a3 & all, factor8);
-}
-
-/* The same where a scale passes 128: 2^(scale - 1) as a product of two. */
-static __device__ __forceinline__ void fp4_expand_wide(const experts_spread &by, uint32_t word, uint32_t scale0, uint32_t scale8, uint32_t (&a)[4]) {
-    const uint32_t low0 = scale0 < 128 ? scale0 : 128, low8 = scale8 < 128 ? scale8 : 128;
-    fp4_expand(by, word, fp4_factor(low0), fp4_factor(low8), a);
-    const uint32_t more0 = fp4_power(scale0 - low0), more8 = fp4_power(scale8 - low8);
-    a[0] = mul_bf16x2(a[0], more0);
-    a[1] = mul_bf16x2(a[1], more8);
-    a[2] = mul_bf16x2(a[2], more0);
-    a[3] = mul_bf16x2(a[3], more8);
-}
-
-/* A thread's codes and scales of one stage: a word a k-block of each part. */
-typedef struct fp4_stage {
-    uint32_t word[2][4], scales[2];
-    bool wide; /* of the whole warp */
-} fp4_stage;
-
-static __device__ __forceinline__ void fp4_load(const multiplier &me, uint32_t weights, fp4_stage &s) {
-#pragma unroll
-    for (int m = 0; m < 2; m++) {
-        const uint32_t at = weights + (me.group * 2 + (uint32_t)m) * EXPERTS_FP4_BLOCK;
-        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-                     : "=r"(s.word[m][0]), "=r"(s.word[m][1]), "=r"(s.word[m][2]), "=r"(s.word[m][3])
-                     : "r"(at + (me.warp * 32 + me.lane) * 16));
-        asm volatile("ld.shared.u32 %0, [%1];\n" : "=r"(s.scales[m]) : "r"(at + EXPERTS_FP4_CODES + (me.warp * 8 + (me.lane >> 2)) * 4));
-    }
-    s.wide = __any_sync(0xffffffffu, ((s.scales[0] | s.scales[1]) & 0x80808080u) != 0);
-}
-
-static __device__ __forceinline__ void fp4_fragment(const experts_spread &by, const fp4_stage &s, int m, int block, bool wide, uint32_t (&a)[4]) {
-    const uint32_t scale0 = fp4_scale(s.scales[m], block >> 1), scale8 = fp4_scale(s.scales[m], 2 + (block >> 1));
-    if (!wide)
-        fp4_expand(by, s.word[m][block], fp4_factor(scale0), fp4_factor(scale8), a);
-    else
-        fp4_expand_wide(by, s.word[m][block], scale0, scale8, a);
-}
 
 /* ---- fragments from shared memory ---------------------------------------------------------------------------------- */
 
@@ -224,17 +144,24 @@ static __device__ __forceinline__ int32_t pair_at(const experts_product &p, cons
 }
 
 /* Eight places from `first` on: acc[m] as mma.sync lays out 16 outputs x 8 places. */
-template <experts_kind KIND>
+template <experts_kind KIND, bool WIDE>
 static __device__ __forceinline__ void finish8(const experts_product &p, const pipe_item &item, const multiplier &me, int32_t first,
                                                int32_t pair, const float *acc0, const float *acc1) {
     const int32_t at = first + (int32_t)(me.lane >> 2), place = item.tile.begin + at, col = (int32_t)(me.warp * 16 + (me.lane & 3) * 4);
     const bool real = at < item.tile.n;
+    if (WIDE && first >= item.tile.n)
+        return;
     if constexpr (KIND == EXPERTS_UP) {
         uint32_t h[2];
         activate4(p, item.tile.n - first - (int32_t)(me.lane & 3) * 2, acc0, acc1, h);
         const uint32_t low = transpose8(h[0]), high = transpose8(h[1]);
-        if (real)
-            store4(p.out + (int64_t)place * p.out_ld, sub_row<KIND>(item.slab, (int)me.group * 2) + col, (int32_t)p.out_ld, low, high, true);
+        const int32_t out = sub_row<KIND>(item.slab, (int)me.group * 2);
+        if (WIDE && p.out_blocked) {
+            bi_bf16 *block = p.out + (int64_t)item.row * p.out_ld + (int64_t)out * pad8(item.tile.n);
+            *reinterpret_cast<uint2 *>(block + blocked_piece(at, col >> 3) + (col & 4)) = make_uint2(low, high);
+        } else if (real) {
+            store4(p.out + (int64_t)place * p.out_ld, out + col, (int32_t)p.out_ld, low, high, true);
+        }
     } else {
 #pragma unroll
         for (int m = 0; m < 2; m++) {
@@ -258,7 +185,7 @@ static __device__ __forceinline__ void finish8(const experts_product &p, const p
 }
 
 /* All places of the tile, a few groups of 8 a turn: the accumulators move down between turns, which keeps the code short. */
-template <experts_kind KIND, int N>
+template <experts_kind KIND, int N, bool WIDE>
 static __device__ __forceinline__ void finish(const experts_product &p, const pipe_item &item, const multiplier &me, float (&acc)[2][N / 2]) {
     constexpr int GROUPS = N / 8 % 2 == 0 ? 2 : 1, VALUES = 4 * GROUPS;
     int32_t pair[GROUPS];
@@ -270,7 +197,7 @@ static __device__ __forceinline__ void finish(const experts_product &p, const pi
 #pragma unroll
         for (int i = 0; i < GROUPS; i++) {
             const int32_t next = pair_at<KIND>(p, item, me, first + 8 * (GROUPS + i));
-            finish8<KIND>(p, item, me, first + 8 * i, pair[i], &acc[0][4 * i], &acc[1][4 * i]);
+            finish8<KIND, WIDE>(p, item, me, first + 8 * i, pair[i], &acc[0][4 * i], &acc[1][4 * i]);
             pair[i] = next;
         }
 #pragma unroll
@@ -289,17 +216,9 @@ static __device__ __forceinline__ void release(const multiplier &me, uint32_t em
         bar_arrive(empty);
 }
 
-template <bool FP4> static __device__ __forceinline__ void load_stage(const multiplier &me, uint32_t weights, fp4_stage &s) {
-    if constexpr (FP4)
-        fp4_load(me, weights, s);
-}
-template <bool FP4>
-static __device__ __forceinline__ void fragment(const experts_spread &by, const multiplier &me, uint32_t weights, const fp4_stage &s, int m,
-                                                int block, bool wide, uint32_t (&a)[4]) {
-    if constexpr (FP4)
-        fp4_fragment(by, s, m, block, wide, a);
-    else
-        bf16_fragment(me, weights + (me.group * 2 + (uint32_t)m) * pipe_shape<FP4>::SUB + (uint32_t)block * 2 * PIPE_LEAD, PIPE_GROUP, a);
+/* A of part m of the warpgroup. */
+static __device__ __forceinline__ void fragment(const multiplier &me, uint32_t weights, int m, int block, uint32_t (&a)[4]) {
+    bf16_fragment(me, weights + (me.group * 2 + (uint32_t)m) * PIPE_SUB + (uint32_t)block * 2 * PIPE_LEAD, PIPE_GROUP, a);
 }
 
 /* The adapter of side stage i. */
@@ -347,35 +266,29 @@ static __device__ __forceinline__ void side_fragments(const multiplier &me, uint
     bf16_fragment(me, weights + (me.group * 2 + 1) * PIPE_SUB_SIDE, PIPE_GROUP_SIDE, a[1]);
 }
 
-/* One stage of few places; wide is a constant at each call, so that its four k-blocks are one run of instructions. */
-template <bool FP4, int N>
-static __device__ __forceinline__ void multiply_stage(const experts_spread &by, const multiplier &me, uint32_t weights, uint32_t rows,
-                                                      const fp4_stage &s, bool wide, float (&acc)[2][N / 2]) {
+/* One stage of few places. */
+template <int N>
+static __device__ __forceinline__ void multiply_stage(const multiplier &me, uint32_t weights, uint32_t rows, float (&acc)[2][N / 2]) {
 #pragma unroll
     for (int block = 0; block < EXPERTS_K / BI_MMA_K; block++) {
         const uint32_t from = rows + (uint32_t)block * 2 * PIPE_LEAD;
         uint32_t a[2][4];
-        fragment<FP4>(by, me, weights, s, 0, block, wide, a[0]);
-        fragment<FP4>(by, me, weights, s, 1, block, wide, a[1]);
+        fragment(me, weights, 0, block, a[0]);
+        fragment(me, weights, 1, block, a[1]);
         multiply_sync<N, false>(me, acc, a, from, from, PIPE_GROUP);
     }
 }
 
 /* The chains of few places through n stages of the item's own and n_side of adapters. */
-template <experts_kind KIND, bool FP4, int N>
+template <experts_kind KIND, int N>
 static __device__ __forceinline__ void multiply_few(const experts_product &p, const pipe_item &item, int32_t n, int32_t n_side,
                                                     pipe_ring &ring, const multiplier &me, float (&acc)[2][N / 2]) {
 #pragma unroll 1
     for (int32_t i = 0; i < n + n_side; i++) {
-        const uint32_t weights = ring.memory + ring.stage * pipe_shape<FP4>::STAGE, rows = weights + pipe_shape<FP4>::WEIGHTS;
+        const uint32_t weights = ring.memory + ring.stage * PIPE_STAGE, rows = weights + PIPE_WEIGHTS;
         bar_wait(ring.full + 8 * ring.stage, ring.phase);
         if (i < n) {
-            fp4_stage s;
-            load_stage<FP4>(me, weights, s);
-            if (!FP4 || !s.wide)
-                multiply_stage<FP4, N>(p.spread, me, weights, rows, s, false, acc);
-            else
-                multiply_stage<FP4, N>(p.spread, me, weights, rows, s, true, acc);
+            multiply_stage<N>(me, weights, rows, acc);
         } else {
             uint32_t a[2][4];
             side_fragments(me, weights, a);
@@ -387,14 +300,14 @@ static __device__ __forceinline__ void multiply_few(const experts_product &p, co
             proxy_fence();
         }
         release(me, ring.empty + 8 * ring.stage);
-        pipe_next<FP4>(ring);
+        pipe_next(ring);
     }
 }
 
 /* Keeps the compiler from moving uses of the accumulators across: it does not know that wgmma ends later. */
-static __device__ __forceinline__ void pin(float (&acc)[2][EXPERTS_TILE_MAX / 2]) {
+template <int VALUES> static __device__ __forceinline__ void pin(float (&acc)[2][VALUES]) {
 #pragma unroll
-    for (int i = 0; i < EXPERTS_TILE_MAX / 2; i++)
+    for (int i = 0; i < VALUES; i++)
         asm volatile("" : "+f"(acc[0][i]), "+f"(acc[1][i])::"memory");
 }
 
@@ -436,44 +349,27 @@ static __device__ __forceinline__ void multiply_blocks(int32_t width, float (&ac
     }
 }
 
-/* The fragments of two k-blocks of a stage. */
-template <bool FP4>
-static __device__ __forceinline__ void make_fragments(const experts_spread &by, const multiplier &me, uint32_t weights, const fp4_stage &s,
-                                                      int first, fragments (&a)[2]) {
-    if (!FP4 || !s.wide) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            fragment<FP4>(by, me, weights, s, 0, first + i, false, a[i][0]);
-            fragment<FP4>(by, me, weights, s, 1, first + i, false, a[i][1]);
-        }
-    } else {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            fragment<FP4>(by, me, weights, s, 0, first + i, true, a[i][0]);
-            fragment<FP4>(by, me, weights, s, 1, first + i, true, a[i][1]);
-        }
-    }
-}
-
 /* The chains of many places. One loop for both kinds of stages: with two, the accumulators would change registers between them. A
  * warp whose B is wild gives zeros to the step that all four share, and does its own afterwards. */
-template <experts_kind KIND, bool FP4>
+template <experts_kind KIND>
 static __device__ __forceinline__ void multiply_many(const experts_product &p, const pipe_item &item, int32_t n, int32_t n_side,
                                                      pipe_ring &ring, const multiplier &me, float (&acc)[2][EXPERTS_TILE_MAX / 2]) {
     const int32_t width = width_of(item.tile.n);
     pin(acc);
 #pragma unroll 1
     for (int32_t i = 0; i < n + n_side; i++) {
-        const uint32_t weights = ring.memory + ring.stage * pipe_shape<FP4>::STAGE, rows = weights + pipe_shape<FP4>::WEIGHTS;
+        const uint32_t weights = ring.memory + ring.stage * PIPE_STAGE, rows = weights + PIPE_WEIGHTS;
         bar_wait(ring.full + 8 * ring.stage, ring.phase);
         proxy_fence();
         if (i < n) {
-            fp4_stage s;
-            load_stage<FP4>(me, weights, s);
 #pragma unroll
             for (int first = 0; first < 4; first += 2) {
                 fragments a[2];
-                make_fragments<FP4>(p.spread, me, weights, s, first, a);
+#pragma unroll
+                for (int k = 0; k < 2; k++) {
+                    fragment(me, weights, 0, first + k, a[k][0]);
+                    fragment(me, weights, 1, first + k, a[k][1]);
+                }
                 multiply_blocks(width, acc, a, wgmma_desc(rows + (uint32_t)first * 2 * PIPE_LEAD, PIPE_LEAD, PIPE_GROUP));
                 wgmma_wait<0>();
             }
@@ -491,12 +387,12 @@ static __device__ __forceinline__ void multiply_many(const experts_product &p, c
                 multiply_own<EXPERTS_TILE_MAX>(p, item, me, side_slot<KIND>(p, item, i - n), acc, b, rows, rows1);
         }
         release(me, ring.empty + 8 * ring.stage);
-        pipe_next<FP4>(ring);
+        pipe_next(ring);
     }
     pin(acc);
 }
 
-template <experts_kind KIND, bool FP4, int N>
+template <experts_kind KIND, int N>
 static __device__ __forceinline__ void multiply_item(const experts_product &p, const pipe_item &item, pipe_ring &ring) {
     const multiplier me = this_multiplier();
     const int32_t n = (p.n_in + EXPERTS_K - 1) / EXPERTS_K, n_side = side_stages<KIND>(p, item);
@@ -505,55 +401,55 @@ static __device__ __forceinline__ void multiply_item(const experts_product &p, c
     for (int i = 0; i < N / 2; i++)
         acc[0][i] = acc[1][i] = 0.0f;
     if constexpr (N <= PRODUCT_SYNC_MAX)
-        multiply_few<KIND, FP4, N>(p, item, n, n_side, ring, me, acc);
+        multiply_few<KIND, N>(p, item, n, n_side, ring, me, acc);
     else
-        multiply_many<KIND, FP4>(p, item, n, n_side, ring, me, acc);
-    finish<KIND, N>(p, item, me, acc);
+        multiply_many<KIND>(p, item, n, n_side, ring, me, acc);
+    finish<KIND, N, false>(p, item, me, acc);
 }
 
 /* Of an item none of whose outputs are this warpgroup's: only keeps step. */
-template <experts_kind KIND, bool FP4>
+template <experts_kind KIND>
 static __device__ __forceinline__ void pass_item(const experts_product &p, const pipe_item &item, pipe_ring &ring) {
     const multiplier me = this_multiplier();
     for (int32_t n = (p.n_in + EXPERTS_K - 1) / EXPERTS_K + side_stages<KIND>(p, item); n > 0; n--) {
         bar_wait(ring.full + 8 * ring.stage, ring.phase);
         release(me, ring.empty + 8 * ring.stage);
-        pipe_next<FP4>(ring);
+        pipe_next(ring);
     }
 }
 
-template <experts_kind KIND, bool FP4>
+template <experts_kind KIND>
 static __device__ __forceinline__ void multiply_any(const experts_product &p, const pipe_item &item, pipe_ring &ring) {
     const int32_t n = item.tile.n;
     if (!sub_used<KIND>(p, item, (int)(threadIdx.x / 128) * 2) && !sub_used<KIND>(p, item, (int)(threadIdx.x / 128) * 2 + 1))
-        pass_item<KIND, FP4>(p, item, ring);
+        pass_item<KIND>(p, item, ring);
     else if (n <= 8)
-        multiply_item<KIND, FP4, 8>(p, item, ring);
+        multiply_item<KIND, 8>(p, item, ring);
     else if (n <= 16)
-        multiply_item<KIND, FP4, 16>(p, item, ring);
+        multiply_item<KIND, 16>(p, item, ring);
     else if (n <= PRODUCT_SYNC_MAX)
-        multiply_item<KIND, FP4, PRODUCT_SYNC_MAX>(p, item, ring);
+        multiply_item<KIND, PRODUCT_SYNC_MAX>(p, item, ring);
     else
-        multiply_item<KIND, FP4, EXPERTS_TILE_MAX>(p, item, ring);
+        multiply_item<KIND, EXPERTS_TILE_MAX>(p, item, ring);
 }
 
-template <experts_kind KIND, bool FP4> static __device__ __forceinline__ void multiply(const experts_product &p, pipe_ring ring) {
+template <experts_kind KIND> static __device__ __forceinline__ void multiply(const experts_product &p, pipe_ring ring) {
     const int32_t n_item = item_count<KIND>(p);
     for (int32_t i = (int32_t)blockIdx.x; i < n_item; i += (int32_t)gridDim.x) {
         pipe_item item;
         if (item_at<KIND>(p, i, item))
-            multiply_any<KIND, FP4>(p, item, ring);
+            multiply_any<KIND>(p, item, ring);
     }
 }
 
-template <experts_kind KIND, bool FP4>
+template <experts_kind KIND>
 static __global__ void __launch_bounds__(PRODUCT_THREADS, 1) product_kernel(const __grid_constant__ experts_product p) {
     extern __shared__ __align__(1024) unsigned char memory[];
-    __shared__ uint64_t bars[2 * pipe_shape<FP4>::COUNT];
+    __shared__ uint64_t bars[2 * PIPE_STAGES];
     const uint32_t bar = (uint32_t)__cvta_generic_to_shared(bars);
-    pipe_ring ring = {bar, bar + 8 * pipe_shape<FP4>::COUNT, (uint32_t)__cvta_generic_to_shared(memory), 0, 0};
+    pipe_ring ring = {bar, bar + 8 * PIPE_STAGES, (uint32_t)__cvta_generic_to_shared(memory), 0, 0};
     if (threadIdx.x == 0) {
-        for (uint32_t i = 0; i < (uint32_t)pipe_shape<FP4>::COUNT; i++) {
+        for (uint32_t i = 0; i < (uint32_t)PIPE_STAGES; i++) {
             bar_init(ring.full + 8 * i, PIPE_FEEDERS);
             bar_init(ring.empty + 8 * i, 2 * 4);
         }
@@ -562,17 +458,17 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS, 1) product_kernel(cons
     __syncthreads();
     if (threadIdx.x >= 2 * 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"((int)PRODUCT_REGISTERS_FEED));
-        feed<KIND, FP4>(p, ring);
+        feed<KIND>(p, ring);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"((int)PRODUCT_REGISTERS));
-        multiply<KIND, FP4>(p, ring);
+        multiply<KIND>(p, ring);
     }
 }
 
-template <experts_kind KIND, bool FP4> static br_status launch_product(bi_ctx *ctx, const experts_product *p, bi_cuda_kernel name) {
-    const int bytes = pipe_shape<FP4>::COUNT * pipe_shape<FP4>::STAGE;
-    cudaFuncSetAttribute(product_kernel<KIND, FP4>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    product_kernel<KIND, FP4><<<(unsigned)ctx->n_sm, PRODUCT_THREADS, (size_t)bytes, ctx->stream>>>(*p);
+template <experts_kind KIND> static br_status launch_product(bi_ctx *ctx, const experts_product *p, bi_cuda_kernel name) {
+    const int bytes = PIPE_STAGES * PIPE_STAGE;
+    cudaFuncSetAttribute(product_kernel<KIND>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    product_kernel<KIND><<<(unsigned)ctx->n_sm, PRODUCT_THREADS, (size_t)bytes, ctx->stream>>>(*p);
     return bi_cuda_launched(ctx, name, "experts");
 }
 

@@ -1,12 +1,13 @@
 /* bi_score on CUDA.      Contract: N-HEAD, N-CHAIN, N-SUM
  *
- * Rows in parts of up to 2,048, the vocabulary in parts whose f32 logits (32 MiB at most) are still in the second-level cache
- * when they are reduced; no more of them exists. head: grid (32 sub-blocks, rows), a warp four sub-blocks of 128 logits, lane l
+ * Rows in parts of up to 2,048. More than 64 rows, a vocabulary of whole tiles of 256 and no entropies: no logit is ever stored, see
+ * bi_head_wide.cuh. Else the vocabulary in parts whose f32 logits (32 MiB at most) are still in the second-level cache when they
+ * are reduced; no more of them exists. head: grid (32 sub-blocks, rows), a warp four sub-blocks of 128 logits, lane l
  * holding entries l, l + 32, l + 64, l + 96 of each: the folds of SUM128 are two adds inside the lane, then halves of the warp. It
  * leaves m_b, l_b, d_b at the row's temperature, m_b and l_b at T = 1 where that is another, and the token's logit.
  * head_merge: a block a row. M and the factors exp(m_b - M) are made by all threads; the chains of L and D over b in rising order
  * are one thread's each, 12 KiB of shared memory a part of 1,024 sub-blocks. */
-#include "bi_linear_parts.cuh"
+#include "bi_linear_wide.cuh"
 
 enum {
     HEAD_ROWS = 2048,               /* rows of a part */
@@ -215,6 +216,8 @@ static __global__ void __launch_bounds__(HEAD_WARPS * 32, 3) head_kernel(const b
         work.raw[at] = make_float2(part.x, part.y);
 }
 
+#include "bi_head_wide.cuh"
+
 /* The largest of all threads' values, to all. */
 static __device__ float block_max(float max, float *shared) {
     shared[threadIdx.x] = max;
@@ -320,10 +323,27 @@ static bi_score_args rows_of(const bi_score_args *a, int32_t row, int32_t n) {
     return part;
 }
 
-static br_status score_part(bi_ctx *ctx, const bi_score_args *a) {
-    bi_carver carver = bi_cuda_scratch(ctx);
-    const head_work work = carve(&carver, a->n_row, a->n_vocab);
-    dense_job job = bi_dense_job(&a->w, a->n_row, 1, a->x, a->d, 0);
+typedef wide_args<1, 1> args_head;
+
+br_status bi_dense_head_open(void) {
+    return wide_allow<HEAD_OUTS, args_head, head_wide>();
+}
+
+/* Many rows, whole tiles of the vocabulary, no entropies: the logits stay in registers. */
+static br_status fused_parts(bi_ctx *ctx, const bi_score_args *a, const head_work *work, const dense_job *job, int *done) {
+    const dense_state *state = (const dense_state *)ctx->dense;
+    const int aligned = a->d % 8 == 0 && (uintptr_t)a->x % DENSE_ALIGN == 0, fits = a->n_row > DENSE_SMALL_ROWS && a->n_vocab % HEAD_OUTS == 0;
+    args_head args;
+    *done = 0;
+    if (a->entropy || !fits || !aligned || !state->encode || !wide_set(state, &args, job, 1, HEAD_OUTS))
+        return BR_OK;
+    *done = 1;
+    wide_launch<HEAD_OUTS>(ctx, args, head_wide{*a, *work}, 0);
+    return bi_cuda_launched(ctx, BI_K_head, "score");
+}
+
+/* The logits of a part of the vocabulary at a time, in scratch. */
+static br_status stored_parts(bi_ctx *ctx, const bi_score_args *a, const head_work &work, dense_job job) {
     job.y = work.z;
     job.y_ld = work.z_ld;
     job.y_f32 = 1;
@@ -335,6 +355,17 @@ static br_status score_part(bi_ctx *ctx, const bi_score_args *a) {
         head_kernel<<<grid, HEAD_WARPS * 32, 0, ctx->stream>>>(*a, work, (int32_t)first);
         BR_TRY(bi_cuda_launched(ctx, BI_K_head, "score"));
     }
+    return BR_OK;
+}
+
+static br_status score_part(bi_ctx *ctx, const bi_score_args *a) {
+    bi_carver carver = bi_cuda_scratch(ctx);
+    const head_work work = carve(&carver, a->n_row, a->n_vocab);
+    const dense_job job = bi_dense_job(&a->w, a->n_row, 1, a->x, a->d, 0);
+    int done = 0;
+    BR_TRY(fused_parts(ctx, a, &work, &job, &done));
+    if (!done)
+        BR_TRY(stored_parts(ctx, a, work, job));
     head_merge_kernel<<<(unsigned)a->n_row, MERGE_THREADS, 0, ctx->stream>>>(*a, work);
     return bi_cuda_launched(ctx, BI_K_head_merge, "score");
 }

@@ -1,166 +1,16 @@
-/* bi_kda: the op, its kernel for single rows, and its kernel for every shape.      Contract: N-KDA-2, N-KDA-3, N-KDA-4, N-SUM-1
+/* bi_kda: the op, and its kernel for every shape.      Contract: N-KDA-2, N-KDA-3, N-KDA-4, N-SUM-1
  *
  * State of a sequence: (n_head, value column, key) f32: 128 keys of a column are four full cache lines.
  *
- * Three kernels share the work of a step by the length of a segment and the shape: at d = 128 with aligned rows segments of one row go to
- * kda_decode and longer ones to kda_prefill (bi_kda_prefill.cu); everything else goes to kda_general. All give the same bits: eight
- * threads are the clause's lanes everywhere, and the rest is their own keys in rising order.
+ * Four kernels share the work of a step by the length of a segment and the shape: at d = 128 with aligned rows segments of one row go to
+ * one of bi_kda_decode.cu and longer ones to kda_prefill (bi_kda_prefill.cu); everything else goes to kda_general. All give the same bits:
+ * eight threads are the clause's lanes everywhere, and the rest is their own keys in rising order.
  *
- * kda_decode. Grid (head * 4 + quarter of its columns, segment), block 128: eight threads share two columns. It waits for the state,
- * read and written once; norms and operands are computed by every eight threads anew while it is on its way.
  * kda_general. Grid (head * blocks of 32 columns, segment), block 256: eight threads share one column. A warp prepares one of eight tokens
  * in shared memory (thread l element l + 32 j: N-SUM's folds by 128, 64 and 32 are its own, 16 .. 1 are exchanges), then all run them. */
 #include "bi_kda_parts.cuh"
 
-enum {
-    DECODE_BLOCK = 128,
-    DECODE_COLUMNS = 2,
-    DECODE_KEYS = KDA_D_FAST / KDA_LANES,
-    DECODE_PER_HEAD = KDA_D_FAST * KDA_LANES / (DECODE_COLUMNS * DECODE_BLOCK), /* blocks a head */
-    GENERAL_BLOCK = 256,
-    GENERAL_COLUMNS = GENERAL_BLOCK / KDA_LANES,
-    GRID_Y_MAX = 65535
-};
-
-static __device__ __forceinline__ float *head_state_of(const kda_launch &p, const bi_seg &seg, int head) {
-    return (float *)bi_cuda_state(p.state, seg.seq) + (int64_t)head * p.d * p.d;
-}
-
-/* ---- one row a segment ---- */
-
-/* The lane's 16 keys of a bf16 row of 128, as pairs. */
-static __device__ __forceinline__ void load_pairs(const bi_bf16 *row, int lane, uint32_t (&x)[DECODE_KEYS / 2]) {
-#pragma unroll
-    for (int j = 0; j < DECODE_KEYS / 4; j++) {
-        const uint2 y = __ldg((const uint2 *)(row + 32 * j + 4 * lane));
-        x[2 * j] = y.x, x[2 * j + 1] = y.y;
-    }
-}
-
-static __device__ __forceinline__ void load_keys(const float *column, int lane, float (&x)[DECODE_KEYS]) {
-#pragma unroll
-    for (int j = 0; j < DECODE_KEYS / 4; j++) {
-        const float4 y = *(const float4 *)(column + 32 * j + 4 * lane);
-        x[4 * j] = y.x, x[4 * j + 1] = y.y, x[4 * j + 2] = y.z, x[4 * j + 3] = y.w;
-    }
-}
-
-static __device__ __forceinline__ void store_keys(float *column, int lane, const float (&x)[DECODE_KEYS]) {
-#pragma unroll
-    for (int j = 0; j < DECODE_KEYS / 4; j++)
-        *(float4 *)(column + 32 * j + 4 * lane) = make_float4(x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]);
-}
-
-static __device__ __forceinline__ float widen_key(const uint32_t (&pairs)[DECODE_KEYS / 2], int n) {
-    return n % 2 ? kda_high(pairs[n / 2]) : kda_low(pairs[n / 2]);
-}
-
-/* SUM(x*x) over the row of 128: folds 64 and 32 are the thread's own, 16, 8, 4 go to lanes 4, 2, 1 apart, 2 and 1 are its own again. */
-static __device__ __forceinline__ float sum_squares(const uint32_t (&pairs)[DECODE_KEYS / 2]) {
-    float part[4];
-#pragma unroll
-    for (int m = 0; m < 4; m++) {
-        float square[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            square[j] = BI_MUL(widen_key(pairs, 4 * j + m), widen_key(pairs, 4 * j + m));
-        part[m] = BI_ADD(BI_ADD(square[0], square[2]), BI_ADD(square[1], square[3]));
-    }
-#pragma unroll
-    for (int mask = 4; mask >= 1; mask /= 2)
-#pragma unroll
-        for (int m = 0; m < 4; m++)
-            part[m] = BI_ADD(part[m], kda_swap(part[m], mask));
-    return BI_ADD(BI_ADD(part[0], part[2]), BI_ADD(part[1], part[3]));
-}
-
-/* x = RN(row / norm). */
-static __device__ __forceinline__ void unit_keys(const uint32_t (&pairs)[DECODE_KEYS / 2], float norm, float (&x)[DECODE_KEYS]) {
-    const float inverse = BI_DIV(1.0f, norm);
-    uint32_t least = 0x7fff7fffu;
-#pragma unroll
-    for (int i = 0; i < DECODE_KEYS / 2; i++)
-        least = kda_least(least, pairs[i]);
-    if (__all_sync(0xffffffffu, kda_pair_fast(least) && norm < KDA_NORM_FAST)) {
-#pragma unroll
-        for (int n = 0; n < DECODE_KEYS; n++)
-            x[n] = kda_divide(widen_key(pairs, n), norm, inverse);
-    } else {
-#pragma unroll
-        for (int n = 0; n < DECODE_KEYS; n++)
-            x[n] = BI_DIV(widen_key(pairs, n), norm);
-    }
-}
-
-/* part = the lane's e + d of dot(S, x). */
-static __device__ __forceinline__ void dot_keys(const float (&s)[DECODE_COLUMNS][DECODE_KEYS], const float (&x)[DECODE_KEYS],
-                                                float (&part)[DECODE_COLUMNS]) {
-#pragma unroll
-    for (int c = 0; c < DECODE_COLUMNS; c++) {
-        float chain[2] = {BI_MUL(s[c][0], x[0]), BI_MUL(s[c][1], x[1])};
-#pragma unroll
-        for (int n = 2; n < DECODE_KEYS; n++)
-            chain[n % 2] = BI_FMA(s[c][n], x[n], chain[n % 2]);
-        part[c] = BI_ADD(chain[0], chain[1]);
-    }
-}
-
-static __global__ void __launch_bounds__(DECODE_BLOCK) kda_decode(kda_launch p) {
-    const int lane = (int)threadIdx.x % KDA_LANES, group = (int)threadIdx.x / KDA_LANES;
-    const int head = (int)blockIdx.x / DECODE_PER_HEAD;
-    const int first = ((int)blockIdx.x % DECODE_PER_HEAD * (DECODE_BLOCK / KDA_LANES) + group) * DECODE_COLUMNS;
-    /* Slot 0 of a lane is the column whose sums end in it. */
-    const int own = kda_own<DECODE_COLUMNS>(lane), column[DECODE_COLUMNS] = {first + own, first + 1 - own};
-    for (int i = (int)blockIdx.y; i < p.n_seg; i += (int)gridDim.y) {
-        const bi_seg seg = p.seg[i];
-        if (seg.n_row != 1)
-            continue;
-        float *state = head_state_of(p, seg, head);
-        float s[DECODE_COLUMNS][DECODE_KEYS] = {};
-        if (seg.pos > 0)
-#pragma unroll
-            for (int c = 0; c < DECODE_COLUMNS; c++)
-                load_keys(state + column[c] * KDA_D_FAST, lane, s[c]);
-        const int64_t at = (int64_t)seg.row * p.ld + (int64_t)head * KDA_D_FAST;
-        const int64_t at_head = (int64_t)seg.row * p.n_head + head;
-        uint32_t k_pairs[DECODE_KEYS / 2], q_pairs[DECODE_KEYS / 2];
-        load_pairs(p.k + at, lane, k_pairs);
-        load_pairs(p.q + at, lane, q_pairs);
-        float a[DECODE_KEYS], k[DECODE_KEYS], x[DECODE_KEYS];
-        load_keys(p.a + at_head * KDA_D_FAST, lane, a);
-        const float v = bi_widen(p.v[at + column[0]]), beta = p.beta[at_head];
-        const float k_sum = sum_squares(k_pairs), q_sum = sum_squares(q_pairs);
-        if ((int)blockIdx.x % DECODE_PER_HEAD == 0 && threadIdx.x == 0) {
-            bi_cuda_fault(p.fault, seg.row, k_sum);
-            bi_cuda_fault(p.fault, seg.row, q_sum);
-        }
-        unit_keys(k_pairs, BI_SQRT(BI_ADD(k_sum, BI_KDA_L2_EPS)), k);
-#pragma unroll
-        for (int n = 0; n < DECODE_KEYS; n++)
-            x[n] = BI_MUL(a[n], k[n]);
-        float r[DECODE_COLUMNS], o[DECODE_COLUMNS];
-        dot_keys(s, x, r);
-        kda_fold(r, lane);
-        unit_keys(q_pairs, BI_SQRT(BI_ADD(q_sum, BI_KDA_L2_EPS)), x);
-        const float u_own = BI_MUL(beta, BI_SUB(v, r[0]));
-        const float u[DECODE_COLUMNS] = {u_own, kda_swap(u_own, kda_slot_mask(DECODE_COLUMNS, 1))};
-#pragma unroll
-        for (int c = 0; c < DECODE_COLUMNS; c++)
-#pragma unroll
-            for (int n = 0; n < DECODE_KEYS; n++)
-                s[c][n] = BI_FMA(k[n], u[c], BI_MUL(a[n], s[c][n]));
-#pragma unroll
-        for (int c = 0; c < DECODE_COLUMNS; c++)
-            store_keys(state + column[c] * KDA_D_FAST, lane, s[c]);
-#pragma unroll
-        for (int n = 0; n < DECODE_KEYS; n++)
-            x[n] = BI_MUL(x[n], p.scale);
-        dot_keys(s, x, o);
-        kda_fold(o, lane);
-        if (lane % (KDA_LANES / DECODE_COLUMNS) == 0)
-            p.o[at_head * KDA_D_FAST + column[0]] = o[0];
-    }
-}
+enum { GENERAL_BLOCK = 256, GENERAL_COLUMNS = GENERAL_BLOCK / KDA_LANES };
 
 /* ---- every shape ---- */
 
@@ -256,7 +106,7 @@ template <int J> static __global__ void __launch_bounds__(GENERAL_BLOCK) kda_gen
         const bi_seg seg = p.seg[i];
         if (seg.n_row < 1)
             continue;
-        float *state = head_state_of(p, seg, head) + (int64_t)(first + column) * p.d + 4 * lane;
+        float *state = kda_head_state(p, seg, head) + (int64_t)(first + column) * p.d + 4 * lane;
         float s[4 * J];
 #pragma unroll
         for (int n = 0; n < 4 * J; n++)
@@ -310,11 +160,12 @@ static int is_fast(const kda_launch *p) {
     return p->d == KDA_D_FAST && all % 16 == 0 && p->ld % 8 == 0;
 }
 
-static br_status launch_general(bi_ctx *ctx, const kda_launch *p, int grid_y) {
+static br_status launch_general(bi_ctx *ctx, const kda_launch *p) {
     static void (*const kernel[])(kda_launch) = {kda_general<1>, kda_general<2>, kda_general<3>, kda_general<4>,
                                                  kda_general<5>, kda_general<6>, kda_general<7>, kda_general<8>};
     const int blocks = p->d / 32;
-    kernel[blocks - 1]<<<dim3((unsigned)(p->n_head * blocks), (unsigned)grid_y), GENERAL_BLOCK, 0, ctx->stream>>>(*p);
+    const dim3 grid((unsigned)(p->n_head * blocks), (unsigned)(p->n_seg < KDA_GRID_Y_MAX ? p->n_seg : KDA_GRID_Y_MAX));
+    kernel[blocks - 1]<<<grid, GENERAL_BLOCK, 0, ctx->stream>>>(*p);
     return bi_cuda_launched(ctx, BI_K_kda_general, "kda");
 }
 
@@ -325,14 +176,12 @@ br_status bi_cuda_kda(bi_ctx *ctx, const bi_kda_args *a) {
         return BR_OK;
     const kda_launch p = {batch->seg, batch->n_seg, a->n_head, a->d, a->ld, a->q,    a->k,    a->v,
                           a->a,       a->beta,      a->scale,  a->state, a->o, a->fault};
-    const int grid_y = batch->n_seg < GRID_Y_MAX ? batch->n_seg : GRID_Y_MAX;
     if (!is_fast(&p))
-        return launch_general(ctx, &p, grid_y);
+        return launch_general(ctx, &p);
     if (batch->seg_row_max > 1)
         BR_TRY(bi_kda_prefill_fast(ctx, &p, batch->n_row, batch->seg_row_max));
     /* A single segment of several rows leaves nothing for the other kernel. */
     if (batch->seg_row_max > 1 && batch->n_seg == 1)
         return BR_OK;
-    kda_decode<<<dim3((unsigned)(p.n_head * DECODE_PER_HEAD), (unsigned)grid_y), DECODE_BLOCK, 0, ctx->stream>>>(p);
-    return bi_cuda_launched(ctx, BI_K_kda_decode, "kda");
+    return bi_kda_decode_fast(ctx, &p);
 }

@@ -54,7 +54,33 @@ static __device__ __forceinline__ void kda_copy(uint32_t dst, const void *src, i
                  : "memory");
 }
 
-/* Between reading shared memory and letting a bulk copy write it. */
+/* 16 bytes by this thread, and its arrival at a barrier when all of them so far have come. */
+static __device__ __forceinline__ void kda_copy16(uint32_t dst, const void *src) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
+}
+
+static __device__ __forceinline__ void kda_copies_arrive(uint32_t barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+/* The other way, in groups that the thread which starts them commits; but<N>: all except the last N groups have been read. */
+static __device__ __forceinline__ void kda_copy_out(void *dst, uint32_t src, int bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst), "r"(src), "r"(bytes) : "memory");
+}
+
+static __device__ __forceinline__ void kda_copies_out_commit() {
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+template <int N> static __device__ __forceinline__ void kda_copies_out_but() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
+}
+
+static __device__ __forceinline__ void kda_copies_out_done() {
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+/* Between using shared memory and letting a bulk copy write or read it. */
 static __device__ __forceinline__ void kda_copy_fence() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -62,6 +88,19 @@ static __device__ __forceinline__ void kda_copy_fence() {
 /* A store that needs no branch: branches around shuffles cost a convergence check each. */
 static __device__ __forceinline__ void kda_store_if(float *p, float x, int yes) {
     asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %2, 0;\n\t@p st.global.f32 [%0], %1;\n\t}" ::"l"(p), "f"(x), "r"(yes) : "memory");
+}
+
+/* A store whose line leaves the second-level cache before others. */
+static __device__ __forceinline__ void kda_store_once(float *p, float4 x) {
+    uint64_t first;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
+    asm volatile("st.global.L2::cache_hint.v4.f32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(p), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "l"(first)
+                 : "memory");
+}
+
+/* An event for a profiler; for anyone else it is an instruction that does nothing, across which the compiler moves none. */
+static __device__ __forceinline__ void kda_fence_order() {
+    asm volatile("pmevent 1;" ::: "memory");
 }
 
 template <int N> static __device__ __forceinline__ void kda_registers_fewer() {

@@ -16,7 +16,8 @@ enum {
     KDA_LANES = BI_KDA_LANES,
     KDA_D_FAST = 128,       /* the head size of the fast kernels */
     KDA_D_MAX = 256,
-    KDA_TILE = 8            /* tokens prepared at a time */
+    KDA_TILE = 8,           /* tokens prepared at a time */
+    KDA_GRID_Y_MAX = 65535
 };
 static_assert(BI_KDA_LANES == 8 && BI_KDA_KEYS == 4 && BI_KDA_CHAINS == 2, "the kernels are written for these");
 
@@ -35,7 +36,14 @@ typedef struct kda_launch {
 /* The prefill kernel for d = 128 and aligned rows, over segments of at least two rows (bi_kda_prefill.cu). */
 br_status bi_kda_prefill_fast(bi_ctx *ctx, const kda_launch *p, int32_t n_row, int32_t seg_row_max);
 
+/* The same for segments of one row (bi_kda_decode.cu). */
+br_status bi_kda_decode_fast(bi_ctx *ctx, const kda_launch *p);
+
 #ifdef __CUDACC__
+
+static __device__ __forceinline__ float *kda_head_state(const kda_launch &p, const bi_seg &seg, int head) {
+    return (float *)bi_cuda_state(p.state, seg.seq) + (int64_t)head * p.d * p.d;
+}
 
 static __device__ __forceinline__ float kda_swap(float x, int mask) {
     return __shfl_xor_sync(0xffffffffu, x, mask);

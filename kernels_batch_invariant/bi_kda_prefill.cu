@@ -2,8 +2,9 @@
  *
  * Grid (groups of columns of all heads / GROUPS, some of the segments): WORKERS warps of a block run the recurrence, PREPARING warps
  * prepare its operands. Shared memory: a ring of SLOTS stages, a stage 8 tokens of each head that the block touches (one or two) as rows
- * ak, a, k, q in f32, v in bf16 and beta; behind it one buffer a preparing warp for the rows of q and k as they come. Bulk copies bring
- * those, a stage or more ahead, and a and v straight into their stage as soon as it is free.
+ * ak, a, k, q in f32, v in bf16 and beta; behind it one buffer a preparing warp for the rows of q and k as they come. Its threads
+ * copy those, a stage or more ahead, and a and v straight into their stage as soon as it is free, 16 bytes each at a time (a bulk copy of
+ * a row would take ten instructions to start).
  *
  * A barrier tells phases apart by parity only, so nobody may run two phases ahead: the rows of one head in one slot are always prepared by
  * the same warp, which cannot begin a use of the slot before its last one was given back. A preparing warp that has to wait sleeps: its
@@ -97,32 +98,38 @@ template <class F> static __device__ __forceinline__ void kda_each_segment(const
 
 /* ---- the preparing warps ---- */
 
-/* Starts the copies of rows of q and k of tokens row .. row + n_tok - 1 into a raw buffer: a thread a row of an array. */
+/* Starts the copies of rows of q and k of tokens row .. row + n_tok - 1 into a raw buffer: 16 threads a row. Of a short stage the last
+ * token fills the rest. */
 static __device__ __forceinline__ void kda_fetch_raw(const kda_launch &p, int row, int n_tok, int head, unsigned char *raw,
                                                      uint32_t barrier, int lane) {
-    if (lane == 0)
-        kda_arrive_expect(barrier, n_tok * 2 * KDA_D_FAST * 2);
-    __syncwarp();
-    const int t = lane >> 1, array = lane & 1;
-    if (t < n_tok)
-        kda_copy(kda_shared(raw) + (uint32_t)(array * KDA_RAW_K + t * KDA_D_FAST * 2),
-                 (array ? p.k : p.q) + (int64_t)(row + t) * p.ld + (int64_t)head * KDA_D_FAST, KDA_D_FAST * 2, barrier);
+    const int64_t at = (int64_t)row * p.ld + head * KDA_D_FAST + (lane & 15) * 8;
+    const bi_bf16 *q = p.q + at, *k = p.k + at;
+    const uint32_t to = kda_shared(raw) + (uint32_t)(lane * 16);
+#pragma unroll
+    for (int t = 0; t < KDA_TILE; t += 2) {
+        const int token = t + (lane >> 4), from = (token < n_tok ? token : n_tok - 1) * p.ld;
+        kda_copy16(to + (uint32_t)(t * KDA_D_FAST * 2), q + from);
+        kda_copy16(to + (uint32_t)(KDA_RAW_K + t * KDA_D_FAST * 2), k + from);
+    }
+    kda_copies_arrive(barrier);
 }
 
 /* And those of a and v, which need no work, into their stage. */
 static __device__ __forceinline__ void kda_fetch_stage(const kda_launch &p, int row, int n_tok, int head, unsigned char *stage,
                                                        uint32_t barrier, int lane) {
-    if (lane == 0)
-        kda_arrive_expect(barrier, n_tok * KDA_D_FAST * (2 + 4));
-    __syncwarp();
-    const int t = lane >> 1;
-    if (t >= n_tok)
-        return;
-    const uint32_t to = kda_shared(stage) + (uint32_t)(t * KDA_ROW * 4);
-    if (lane & 1)
-        kda_copy(to + KDA_AT_V * 4, p.v + (int64_t)(row + t) * p.ld + (int64_t)head * KDA_D_FAST, KDA_D_FAST * 2, barrier);
-    else
-        kda_copy(to + KDA_AT_A * 4, p.a + ((int64_t)(row + t) * p.n_head + head) * KDA_D_FAST, KDA_D_FAST * 4, barrier);
+    const bi_bf16 *v = p.v + (int64_t)row * p.ld + head * KDA_D_FAST + (lane & 15) * 8;
+    const float *a = p.a + ((int64_t)row * p.n_head + head) * KDA_D_FAST + lane * 4;
+    const uint32_t to = kda_shared(stage) + (uint32_t)(lane * 16);
+    const uint32_t to_v = kda_shared(stage) + (uint32_t)((lane >> 4) * KDA_ROW * 4 + KDA_AT_V * 4 + (lane & 15) * 16);
+#pragma unroll
+    for (int t = 0; t < KDA_TILE; t++)
+        kda_copy16(to + (uint32_t)(t * KDA_ROW * 4 + KDA_AT_A * 4), a + (t < n_tok ? t : n_tok - 1) * (p.n_head * KDA_D_FAST));
+#pragma unroll
+    for (int t = 0; t < KDA_TILE; t += 2) {
+        const int token = t + (lane >> 4);
+        kda_copy16(to_v + (uint32_t)(t * KDA_ROW * 4), v + (token < n_tok ? token : n_tok - 1) * p.ld);
+    }
+    kda_copies_arrive(barrier);
 }
 
 /* SUM(x*x) of eight rows of 128 bf16 at once; thread 4t + i gets that of row t. A thread reads elements 2 lane, + 1, + 64, + 65 of
@@ -258,7 +265,6 @@ template <class T> static __device__ __forceinline__ void kda_prepare(const kda_
                 kda_rows8<false>(raw, stage, n_tok, p.scale, lane);
             if (lane < n_tok)
                 *(float *)(stage + (lane * KDA_ROW + KDA_AT_BETA) * 4) = beta;
-            kda_copy_fence();
             __syncwarp();
             if (lane == 0)
                 kda_arrive(block.full + 8 * slot);
@@ -280,6 +286,7 @@ template <int C> struct kda_thread {
     int own;       /* column + own is the one whose sums end here */
     int valid;     /* and it is there, and no lower lane has it too */
     int live;      /* the group is one of a head */
+    uint32_t zero; /* 0, which the compiler does not know */
     int source[C]; /* the lane that has the sum of the column in a slot */
 };
 
@@ -291,6 +298,7 @@ static __device__ __forceinline__ kda_thread<T::COLUMNS> kda_thread_of(const kda
     me.live = group < p.n_head * per_head;
     group = me.live ? group : p.n_head * per_head - 1;
     me.lane = lane % KDA_LANES;
+    me.zero = (uint32_t)p.d & 1;
     me.head = group / per_head;
     me.head_slot = me.head - block.head;
     me.column = group % per_head * C;
@@ -304,8 +312,13 @@ static __device__ __forceinline__ kda_thread<T::COLUMNS> kda_thread_of(const kda
     return me;
 }
 
-/* The state between memory and registers. Scalar and volatile: as vectors they would tie the registers of neighbouring keys together,
- * and the recurrence loses more by bank conflicts than a load once a segment can cost. */
+/* x, by way of an instruction that the compiler must keep: zero is 0. */
+static __device__ __forceinline__ float kda_untied(float x, uint32_t zero) {
+    return bi_f32_of(bi_u32_of(x) | zero);
+}
+
+/* The state between memory and registers, four keys at a time. Vectors tie registers together, and the recurrence loses much by bank
+ * conflicts then: every value passes through an instruction that lets it lie where it likes. */
 template <int C, bool STORE>
 static __device__ __forceinline__ void kda_state_move(float *head_state, const kda_thread<C> &me, float (&s)[C][KDA_KEYS_LANE]) {
     int column[C];
@@ -313,15 +326,19 @@ static __device__ __forceinline__ void kda_state_move(float *head_state, const k
 #pragma unroll
     for (int c = 0; c < C; c++) {
         const int at = me.column + column[c];
-        volatile float *x = head_state + (at < KDA_D_FAST ? at : KDA_D_FAST - 1) * KDA_D_FAST + 4 * me.lane;
+        float4 *x = (float4 *)(head_state + (at < KDA_D_FAST ? at : KDA_D_FAST - 1) * KDA_D_FAST) + me.lane;
         if (STORE && !(me.live && at < KDA_D_FAST))
             continue;
 #pragma unroll
-        for (int n = 0; n < KDA_KEYS_LANE; n++) {
-            if (STORE)
-                x[32 * (n / 4) + n % 4] = s[c][n];
-            else
-                s[c][n] = x[32 * (n / 4) + n % 4];
+        for (int n = 0; n < KDA_KEYS_LANE; n += 4) {
+            if (STORE) {
+                x[2 * n] = make_float4(kda_untied(s[c][n], me.zero), kda_untied(s[c][n + 1], me.zero), kda_untied(s[c][n + 2], me.zero),
+                                       kda_untied(s[c][n + 3], me.zero));
+            } else {
+                const float4 y = x[2 * n];
+                s[c][n] = kda_untied(y.x, me.zero), s[c][n + 1] = kda_untied(y.y, me.zero);
+                s[c][n + 2] = kda_untied(y.z, me.zero), s[c][n + 3] = kda_untied(y.w, me.zero);
+            }
         }
     }
 }
@@ -334,17 +351,53 @@ static __device__ __forceinline__ void kda_load_keys(const float *row, float (&x
     }
 }
 
+/* Orders in which a thread may go through its keys and columns; no sum depends on it. A step of the recurrence is 500 independent
+ * multiply-adds and more, and from their order in the source the compiler makes the order of the instructions and picks registers. What
+ * it costs are reads of registers beyond what the two banks can do, up to a fifth of the time: of the orders tried these took least. */
+enum kda_order {
+    KDA_PLAIN,     /* key by key */
+    KDA_BACKWARDS, /* the same, the last column first */
+    KDA_HALVES,    /* key by key for one half of the columns, then for the other */
+    KDA_CHAINS     /* all even keys, then all odd ones */
+};
+
+/* The orders of r's dot, of the decay, of the update and of o's dot; and after how many of the first two fences stand. */
+template <int C> struct kda_orders {
+    static constexpr kda_order R = KDA_PLAIN, DECAY = KDA_PLAIN, UPDATE = KDA_PLAIN, O = KDA_PLAIN;
+    static constexpr int FENCES = 0;
+};
+template <> struct kda_orders<6> {
+    static constexpr kda_order R = KDA_HALVES, DECAY = KDA_PLAIN, UPDATE = KDA_CHAINS, O = KDA_BACKWARDS;
+    static constexpr int FENCES = 1;
+};
+template <> struct kda_orders<8> {
+    static constexpr kda_order R = KDA_HALVES, DECAY = KDA_BACKWARDS, UPDATE = KDA_HALVES, O = KDA_CHAINS;
+    static constexpr int FENCES = 2;
+};
+
+template <int C, kda_order order, class F> static __device__ __forceinline__ void kda_walk(F &&work) {
+    constexpr int PARTS = order == KDA_HALVES ? 2 : 1, STEP = order == KDA_CHAINS ? 2 : 1;
+#pragma unroll
+    for (int part = 0; part < PARTS; part++)
+#pragma unroll
+        for (int first = 0; first < STEP; first++)
+#pragma unroll
+            for (int n = first; n < KDA_KEYS_LANE; n += STEP)
+#pragma unroll
+                for (int i = 0; i < C / PARTS; i++) {
+                    const int c = part * (C / PARTS) + i;
+                    work(n, order == KDA_BACKWARDS ? C - 1 - c : c);
+                }
+}
+
 /* e + d of N-KDA-3 for every column: this lane's part of dot(S, x). */
-template <int C>
+template <kda_order ORDER, int C>
 static __device__ __forceinline__ void kda_dot_lane(const float (&s)[C][KDA_KEYS_LANE], const float (&x)[KDA_KEYS_LANE], float (&p)[C]) {
     float odd[C];
-#pragma unroll
-    for (int n = 0; n < KDA_KEYS_LANE; n++)
-#pragma unroll
-        for (int c = 0; c < C; c++) {
-            float *chain = n % 2 ? &odd[c] : &p[c];
-            *chain = n < 2 ? BI_MUL(s[c][n], x[n]) : BI_FMA(s[c][n], x[n], *chain);
-        }
+    kda_walk<C, ORDER>([&](int n, int c) {
+        float *chain = n % 2 ? &odd[c] : &p[c];
+        *chain = n < 2 ? BI_MUL(s[c][n], x[n]) : BI_FMA(s[c][n], x[n], *chain);
+    });
 #pragma unroll
     for (int c = 0; c < C; c++)
         p[c] = BI_ADD(p[c], odd[c]);
@@ -372,6 +425,7 @@ template <int C> struct kda_pending {
 template <int C>
 static __device__ __forceinline__ void kda_run_stage(const kda_thread<C> &me, const float *row, int n_tok, int64_t out_step,
                                                      float (&s)[C][KDA_KEYS_LANE], kda_pending<C> &before) {
+    typedef kda_orders<C> orders;
     const float *keys = row + 4 * me.lane, *beta_at = row + KDA_AT_BETA;
     const bi_bf16 *value = (const bi_bf16 *)(row + KDA_AT_V) + me.column + me.own;
     float ak[KDA_KEYS_LANE], a[KDA_KEYS_LANE], k[KDA_KEYS_LANE], q[KDA_KEYS_LANE];
@@ -381,30 +435,26 @@ static __device__ __forceinline__ void kda_run_stage(const kda_thread<C> &me, co
         const float beta = *beta_at, v = bi_widen(*value);
         float r[C], u[C];
         kda_load_keys(keys + KDA_AT_A, a);
-        kda_dot_lane(s, ak, r);
+        kda_dot_lane<orders::R>(s, ak, r);
+        if constexpr (orders::FENCES >= 1)
+            kda_fence_order();
         kda_load_keys(keys + KDA_AT_K, k);
         kda_fold(before.part, me.lane);
         kda_fold(r, me.lane);
-#pragma unroll
-        for (int n = 0; n < KDA_KEYS_LANE; n++)
-#pragma unroll
-            for (int c = 0; c < C; c++)
-                s[c][n] = BI_MUL(a[n], s[c][n]);
+        kda_walk<C, orders::DECAY>([&](int n, int c) { s[c][n] = BI_MUL(a[n], s[c][n]); });
         kda_spread(me, BI_MUL(beta, BI_SUB(v, r[0])), u);
         kda_store_if(before.to, before.part[0], before.store);
         before.to += out_step;
         before.store = me.valid;
         kda_load_keys(keys + KDA_AT_Q, q);
-#pragma unroll
-        for (int n = 0; n < KDA_KEYS_LANE; n++)
-#pragma unroll
-            for (int c = 0; c < C; c++)
-                s[c][n] = BI_FMA(k[n], u[c], s[c][n]);
+        if constexpr (orders::FENCES >= 2)
+            kda_fence_order();
+        kda_walk<C, orders::UPDATE>([&](int n, int c) { s[c][n] = BI_FMA(k[n], u[c], s[c][n]); });
         /* The last token of a stage loads itself again: the next stage may not be there yet. */
         const int step = t + 1 < n_tok ? KDA_ROW : 0;
         keys += step, value += 2 * step, beta_at += step;
         kda_load_keys(keys + KDA_AT_AK, ak);
-        kda_dot_lane(s, q, before.part);
+        kda_dot_lane<orders::O>(s, q, before.part);
     }
 }
 
@@ -454,7 +504,7 @@ template <class T> static __global__ void __launch_bounds__(T::THREADS, 1) kda_p
             kda_barrier_init(block.empty + 8 * i, T::WORKERS);
         }
         for (int i = 0; i < T::PREPARING; i++)
-            kda_barrier_init(block.raw_in + 8 * i, 1), kda_barrier_init(block.stage_in + 8 * i, 1);
+            kda_barrier_init(block.raw_in + 8 * i, 32), kda_barrier_init(block.stage_in + 8 * i, 32);
         kda_barrier_publish();
     }
     __syncthreads();

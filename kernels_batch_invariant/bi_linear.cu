@@ -4,8 +4,8 @@
  * are 16-byte aligned and matrices of a stack 256-byte aligned.
  * Up to DENSE_SMALL_ROWS rows, T and y come from one launch of an own kernel, whose weights pass once: bi_linear_stream.cu, or up to
  * 16 rows without adapters bi_linear_tile.cuh (order, grid, shared memory there). A group of maps is one launch of the former.
- * More rows: cuBLASLt makes the base chain where it may (bi_linear_lt.cu), else the tiles; with adapters T has a launch of its
- * own and the chains are continued from a base in f32 that the second-level cache still has (bi_linear_lora.cu). */
+ * More rows: cuBLASLt makes the chains where it may (bi_linear_lt.cu), else the tiles; with adapters T has a launch of its own and
+ * the chains go on through it before they are rounded (bi_linear_lora.cu), all maps of a group together. */
 #include "bi_linear_tile.cuh"
 
 /* ---- packing --------------------------------------------------------------------------------------------------------- */
@@ -162,17 +162,12 @@ dense_job bi_dense_job(const bi_mat *w, int32_t n_row, int32_t n_head, const bi_
 
 /* ---- the op ---------------------------------------------------------------------------------------------------------- */
 
-/* Of the base in f32 of large steps with adapters: what the second-level cache still has when it is read, or 128 rows. */
-static int64_t base_bytes_wanted(int64_t n_row, int64_t d_out) {
-    const int64_t row = d_out * (int64_t)sizeof(float), most = 34 << 20;
-    const int64_t least = row * (n_row < 128 ? n_row : 128), all = row * n_row;
-    return all < most ? all : least > most ? least : most;
-}
-
+/* T of one stack of maps, or of all maps of a group. */
 size_t bi_cuda_linear_scratch(const bi_limits *limits) {
-    const int64_t n_row = limits->n_row > 0 ? limits->n_row : 1, n_head = limits->n_head > 1 ? limits->n_head : 1;
-    const int64_t t = n_row * n_head * bi_pad_rank(limits->rank) * (int64_t)sizeof(bi_bf16);
-    return limits->rank > 0 ? (size_t)(t + base_bytes_wanted(n_row, limits->d_out) + 1024) : 0;
+    const int64_t n_row = limits->n_row > 0 ? limits->n_row : 1;
+    const int64_t n_map = limits->n_head > BI_LINEAR_GROUP_MAX ? limits->n_head : BI_LINEAR_GROUP_MAX;
+    const int64_t t = n_row * n_map * bi_pad_rank(limits->rank) * (int64_t)sizeof(bi_bf16);
+    return limits->rank > 0 ? (size_t)(t + 256 * BI_LINEAR_GROUP_MAX) : 0;
 }
 
 static br_status check_slot(const bi_ctx *ctx, const bi_linear_args *args, int32_t i) {
@@ -237,118 +232,43 @@ static dense_job rows_of(const dense_job *job, int32_t row, int32_t n) {
     return part;
 }
 
-/* Outputs out .. out + n - 1 of a job of one head. */
-static dense_job outs_of(const dense_job *job, int32_t out, int32_t n) {
-    dense_job part = *job;
-    part.n_out = n;
-    part.w += (int64_t)out * job->w_ld;
-    part.y = (unsigned char *)job->y + out * (int64_t)(job->y_f32 ? sizeof(float) : sizeof(bi_bf16));
-    for (int32_t i = 0; i < job->n_slot; i++)
-        part.slot[i].b += (int64_t)out * job->slot[i].b_ld;
-    return part;
-}
-
-/* A part of a large map whose base in f32 is still in the second-level cache when the adapters are added. */
-typedef struct dense_part {
-    int32_t rows, outs;
-} dense_part;
-
-/* Rounds of tiles of 128 rows x 256 outputs over the SMs. */
-static int64_t rounds_of(const bi_ctx *ctx, int64_t n_row, int64_t n_out) {
-    return bi_ceil_div(bi_ceil_div(n_row, 128) * bi_ceil_div(n_out, 256), ctx->n_sm);
-}
-
-/* The part with the shortest time for all, in columns of a round; a part of its own costs PART_COLUMNS. */
-static dense_part part_of(const bi_ctx *ctx, const dense_job *job, int64_t base_bytes) {
-    enum { PART_COLUMNS = 512 };
-    dense_part best = {0, 0};
-    int64_t least = INT64_MAX;
-    for (int32_t n = 1; n <= (job->n_head > 1 ? 1 : 64); n++) {
-        const int64_t outs = n == 1 ? job->n_out : bi_ceil_div(bi_ceil_div(job->n_out, n), 256) * 256;
-        const int64_t fit = base_bytes / (job->n_head * outs * (int64_t)sizeof(float));
-        const int64_t rows = fit >= job->n_row ? job->n_row : fit > 128 ? fit / 128 * 128 : fit;
-        if (rows < 1 || outs > job->n_out)
-            continue;
-        const int64_t row_parts = job->n_row / rows, out_parts = job->n_out / outs, row_rest = job->n_row % rows, out_rest = job->n_out % outs;
-        const int64_t rounds = row_parts * (out_parts * rounds_of(ctx, rows, outs) + rounds_of(ctx, rows, out_rest)) +
-                               out_parts * rounds_of(ctx, row_rest, outs) + rounds_of(ctx, row_rest, out_rest);
-        const int64_t parts = (row_parts + (row_rest > 0)) * (out_parts + (out_rest > 0));
-        const int64_t cost = rounds * job->n_head * job->n_in + parts * PART_COLUMNS;
-        if (cost < least) {
-            least = cost;
-            best = dense_part{(int32_t)rows, (int32_t)outs};
-        }
-    }
-    return best;
-}
-
-/* A part of more than DENSE_SMALL_ROWS rows with T there; base: scratch for a bf16 output. */
-static br_status run_part(bi_ctx *ctx, const dense_job *job, float *base) {
-    const dense_state *state = (const dense_state *)ctx->dense;
-    dense_job plain = *job;
-    plain.n_slot = 0;
-    plain.check = 0;
-    if (!job->y_f32) {
-        plain.y = base;
-        plain.y_f32 = 1;
-        plain.y_head_ld = (int64_t)job->n_row * job->n_out;
-        plain.y_ld = job->n_out;
-    }
-    int done = 0;
-    if (state->lt && bi_dense_lt_fits(&plain))
-        BR_TRY(bi_dense_lt_run(ctx, state->lt, &plain, &done));
-    if (done)
-        return bi_dense_lora_add(ctx, job, (const float *)plain.y, plain.y_ld, plain.y_head_ld);
+/* More than DENSE_SMALL_ROWS rows with adapters, of which the wide form can not take all: one map, element by element where
+ * it has to be. */
+static br_status run_tiles(bi_ctx *ctx, const dense_job *job) {
+    launch(&FORM[is_aligned(job) ? FORM_T : FORM_ANY], job, 1, 0, NULL, ctx->stream);
+    BR_TRY(bi_cuda_launched(ctx, BI_K_lora_t, "linear"));
     launch(form_of(ctx, job), job, 0, 1, NULL, ctx->stream);
     return bi_cuda_launched(ctx, BI_K_linear_tile, "linear");
 }
 
-/* More than DENSE_SMALL_ROWS rows with adapters; base: scratch of base_bytes. T lies by the rows of the whole job. */
-static br_status run_large(bi_ctx *ctx, const dense_job *job, float *base, int64_t base_bytes) {
-    launch(&FORM[is_aligned(job) ? FORM_T : FORM_ANY], job, 1, 0, NULL, ctx->stream);
-    BR_TRY(bi_cuda_launched(ctx, BI_K_lora_t, "linear"));
-    const dense_part part = part_of(ctx, job, base_bytes);
-    if (part.rows < 1)
-        return br_fail(BR_E_LIMIT, "linear: %d maps (%d, %d) with adapters: expected a width within the backend's limits", job->n_head,
-                       job->n_out, job->n_in);
-    for (int32_t row = 0; row < job->n_row; row += part.rows) {
-        dense_job rows = rows_of(job, row, job->n_row - row < part.rows ? job->n_row - row : part.rows);
-        rows.t += (int64_t)row * job->t_ld;
-        for (int32_t out = 0; out < job->n_out; out += part.outs) {
-            const dense_job one = outs_of(&rows, out, job->n_out - out < part.outs ? job->n_out - out : part.outs);
-            BR_TRY(run_part(ctx, &one, base));
-        }
-    }
-    return BR_OK;
+/* A part with T's place given. */
+static br_status run_part(bi_ctx *ctx, const dense_job *job) {
+    const dense_state *state = (const dense_state *)ctx->dense;
+    int done = 0;
+    if (state->encode && is_aligned(job))
+        BR_TRY(job->n_row > DENSE_SMALL_ROWS ? bi_dense_many(ctx, job, 1, &done) : bi_dense_stream(ctx, job, 1, &done));
+    if (done)
+        return BR_OK;
+    if (job->n_row > DENSE_SMALL_ROWS)
+        return run_tiles(ctx, job);
+    launch(form_of(ctx, job), job, 1, 1, state->arrived, ctx->stream);
+    return bi_cuda_launched(ctx, BI_K_linear_small, "linear");
 }
 
 /* Adapters: in parts of as many rows as the scratch takes. */
 static br_status run_adapters(bi_ctx *ctx, const dense_job *job) {
-    const dense_state *state = (const dense_state *)ctx->dense;
     const int64_t t_row = (int64_t)job->n_head * job->t_ld * (int64_t)sizeof(bi_bf16);
-    const int is_small = job->n_row <= DENSE_SMALL_ROWS;
-    const int64_t base_bytes = is_small ? 0 : base_bytes_wanted(job->n_row, job->n_head * (int64_t)job->n_out);
-    int64_t fit = ((int64_t)ctx->scratch_bytes - 512 - base_bytes) / t_row;
+    int64_t fit = ((int64_t)ctx->scratch_bytes - 256) / t_row;
     if (fit < 1)
         return br_fail(BR_E_LIMIT, "linear: %d maps (%d, %d) with adapters: expected a width within the backend's limits", job->n_head,
                        job->n_out, job->n_in);
-    fit = fit > 128 ? fit / 128 * 128 : fit;
+    fit = fit > 256 ? fit / 256 * 256 : fit;
     for (int32_t row = 0; row < job->n_row; row += (int32_t)fit) {
         dense_job part = rows_of(job, row, (int32_t)(job->n_row - row < fit ? job->n_row - row : fit));
         bi_carver carver = bi_cuda_scratch(ctx);
         part.t = (bi_bf16 *)bi_carve(&carver, (size_t)(t_row * part.n_row));
         part.t_head_ld = (int64_t)part.n_row * part.t_ld;
-        if (part.n_row > DENSE_SMALL_ROWS) {
-            BR_TRY(run_large(ctx, &part, (float *)bi_carve(&carver, (size_t)base_bytes), base_bytes));
-            continue;
-        }
-        int done = 0;
-        if (state->encode && is_aligned(&part))
-            BR_TRY(bi_dense_stream(ctx, &part, 1, &done));
-        if (done)
-            continue;
-        launch(form_of(ctx, &part), &part, 1, 1, state->arrived, ctx->stream);
-        BR_TRY(bi_cuda_launched(ctx, BI_K_linear_small, "linear"));
+        BR_TRY(run_part(ctx, &part));
     }
     return BR_OK;
 }
@@ -386,17 +306,24 @@ static int give_t(bi_ctx *ctx, dense_job *job, int32_t n) {
     return need <= ctx->scratch_bytes;
 }
 
+enum { GROUP_ROWS = 512 }; /* up to here one launch of the wide form is faster than one of cuBLASLt a map: measured */
+
+/* Whether one launch may take a group. */
+static int is_group(const bi_ctx *ctx, const bi_linear_args *args, int32_t n) {
+    return n > 1 && n <= BI_LINEAR_GROUP_MAX && args->n_row > 0 && ((const dense_state *)ctx->dense)->encode;
+}
+
 br_status bi_cuda_linear_group(bi_ctx *ctx, const bi_linear_args *args, int32_t n) {
     dense_job job[BI_LINEAR_GROUP_MAX];
-    const dense_state *state = (const dense_state *)ctx->dense;
-    int done = 0, together = n > 1 && n <= BI_LINEAR_GROUP_MAX && args->n_row > 0 && args->n_row <= DENSE_SMALL_ROWS && state->encode;
+    int done = 0, n_slot = 0, together = is_group(ctx, args, n);
     for (int32_t i = 0; together && i < n; i++) {
         BR_TRY(job_of(ctx, &args[i], &job[i]));
         job[i].lowest = (int32_t)args->fault.code; /* codes ascend: none of this launch is lower */
+        n_slot += job[i].n_slot;
         together = args[i].n_row == args->n_row && is_aligned(&job[i]);
     }
-    if (together && give_t(ctx, job, n))
-        BR_TRY(bi_dense_stream(ctx, job, n, &done));
+    if (together && (n_slot || args->n_row <= GROUP_ROWS) && give_t(ctx, job, n))
+        BR_TRY(args->n_row > DENSE_SMALL_ROWS ? bi_dense_many(ctx, job, n, &done) : bi_dense_stream(ctx, job, n, &done));
     for (int32_t i = 0; !done && i < n; i++)
         BR_TRY(bi_cuda_linear(ctx, &args[i]));
     return BR_OK;
@@ -414,6 +341,8 @@ br_status bi_cuda_linear_open(bi_ctx *ctx) {
     BR_TRY(br_device_alloc(ctx->device, 256, "counters of the dense products", (void **)&state->arrived));
     BR_TRY(bi_dense_lt_open(ctx, &state->lt));
     BR_TRY(bi_dense_stream_open(state));
+    BR_TRY(bi_dense_many_open());
+    BR_TRY(bi_dense_head_open());
     memset(ctx->launch, 0, sizeof ctx->launch); /* what opening launched is nobody's step */
     return BR_OK;
 }

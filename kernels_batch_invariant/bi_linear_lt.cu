@@ -1,12 +1,16 @@
 /* Base chains by cuBLASLt, of large steps and of short chains.      Contract: N-CHAIN, N-LIN
  *
  * Algorithm 66 with split-K 1 runs one accumulator an output over k in rising blocks of 16, whatever its tile, cluster and
- * stages, and rounds to bf16 once; other algorithms, and split-K, do not, and are never taken. Of those the first that the
- * library's own heuristic names for a class of row counts runs: a function of shapes and the library's version, not of time.
- * Before a configuration is used for the first time, it runs a test problem (zeros, wide exponents, subnormals) on a stream of
- * its own, and the outcome is compared with the own kernel's, bit by bit; one that differs is refused and the next is tried.
- * That takes milliseconds once a configuration, touches nothing of the steps, and is allowed while one is being recorded. */
+ * stages, and rounds to bf16 once; other algorithms, and split-K, do not, and are never taken. Which tile and cluster run is
+ * written in bi_linear_lt_table.h for the shapes of the model; for others, the first of those that the library's own heuristic names
+ * for a class of row counts: a function of shapes and the library's version, not of time.
+ * Before a configuration is used for the first time, those of the table when the backend opens, it runs a test problem (zeros,
+ * wide exponents, subnormals) on a stream of its own, and the outcome is compared with the own kernel's, bit by bit; one that
+ * differs is refused and the next is tried. That takes milliseconds once a configuration, touches nothing of the steps, and is
+ * allowed while one is being recorded. */
 #include "bi_linear_parts.cuh"
+
+#include "bi_linear_lt_table.h"
 
 #include <cublasLt.h>
 
@@ -232,6 +236,42 @@ static int set_preference(cublasLtMatmulPreferenceOpaque_t *preference, size_t w
     return ok;
 }
 
+/* The configuration of a row of the table. */
+static int init_choice(dense_lt *lt, const lt_choice *choice, cublasLtMatmulAlgo_t *algo) {
+    const cudaDataType_t out = choice->f32 ? CUDA_R_32F : CUDA_R_16BF;
+    const uint32_t tile = (uint32_t)choice->tile, stages = (uint32_t)choice->stages, custom = (uint32_t)choice->custom;
+    const uint16_t cluster = (uint16_t)choice->cluster;
+    return cublasLtMatmulAlgoInit(lt->handle, CUBLAS_COMPUTE_32F, CUDA_R_32F, CUDA_R_16BF, CUDA_R_16BF, out, out, LT_ID, algo) ==
+               CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatmulAlgoConfigSetAttribute(algo, CUBLASLT_ALGO_CONFIG_TILE_ID, &tile, sizeof tile) == CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatmulAlgoConfigSetAttribute(algo, CUBLASLT_ALGO_CONFIG_STAGES_ID, &stages, sizeof stages) == CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatmulAlgoConfigSetAttribute(algo, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, &cluster, sizeof cluster) == CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatmulAlgoConfigSetAttribute(algo, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, &custom, sizeof custom) == CUBLAS_STATUS_SUCCESS;
+}
+
+/* The table's configuration for the shape, where it has one that the library takes and the contract too. */
+static int look_up(dense_lt *lt, const lt_problem *p, const lt_key *key, cublasLtMatmulAlgo_t *out) {
+    for (int i = 0; i < N_LT_TABLE && key->n_head == 1; i++) {
+        const lt_choice *c = &LT_TABLE[i];
+        cublasLtMatmulHeuristicResult_t result;
+        lt_problem q = *p;
+        if (c->n_in != key->n_in || c->n_out != key->n_out || c->f32 != key->y_f32 || key->n_row < c->rows_from || key->n_row > c->rows_to)
+            continue;
+        return init_choice(lt, c, out) &&
+               cublasLtMatmulAlgoCheck(lt->handle, &q.desc, &q.w, &q.x, &q.y, &q.y, out, &result) == CUBLAS_STATUS_SUCCESS &&
+               result.workspaceSize <= LT_WORKSPACE && inside_contract(lt, out, key->y_f32);
+    }
+    return 0;
+}
+
+/* Tests all configurations of the table; one that fails is refused where it would be used. */
+static void test_table(dense_lt *lt) {
+    cublasLtMatmulAlgo_t algo;
+    for (int i = 0; i < N_LT_TABLE; i++)
+        if (init_choice(lt, &LT_TABLE[i], &algo))
+            inside_contract(lt, &algo, LT_TABLE[i].f32);
+}
+
 /* The first answer that the contract takes. split 0: asks for algorithms without a reduction only. */
 static int ask(dense_lt *lt, const lt_problem *p, uint32_t align, int split, int y_f32, cublasLtMatmulAlgo_t *out) {
     cublasLtMatmulPreferenceOpaque_t preference;
@@ -273,8 +313,9 @@ static lt_plan *plan_of(dense_lt *lt, const dense_job *job) {
     lt_problem problem;
     plan->key = key;
     lt->n_plan++;
-    plan->usable = problem_of(&problem, job, key.n_row) && (ask(lt, &problem, (uint32_t)key.align, 1, key.y_f32, &plan->algo) ||
-                                                            ask(lt, &problem, (uint32_t)key.align, 0, key.y_f32, &plan->algo));
+    plan->usable = problem_of(&problem, job, key.n_row) &&
+                   (look_up(lt, &problem, &key, &plan->algo) || ask(lt, &problem, (uint32_t)key.align, 1, key.y_f32, &plan->algo) ||
+                    ask(lt, &problem, (uint32_t)key.align, 0, key.y_f32, &plan->algo));
     return plan;
 }
 
@@ -346,6 +387,7 @@ br_status bi_dense_lt_open(bi_ctx *ctx, dense_lt **out) {
     }
     BR_TRY_GOTO(open_memory(ctx, lt), fail);
     BR_TRY_GOTO(make_test(ctx, lt), fail);
+    test_table(lt);
     *out = lt;
     return BR_OK;
 fail:

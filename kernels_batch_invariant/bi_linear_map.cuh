@@ -1,4 +1,4 @@
-/* bi_linear_map: tensor maps of operands, for copies of boxes of 64 columns. Internal to bi_linear_stream.cu.
+/* bi_linear_map: tensor maps of operands, for copies of boxes of 64 columns. Internal to bi_linear_*.cu and bi_head.cu.
  *
  * The box is swizzled by 128 bytes; what lies outside the matrix becomes zeros. */
 #ifndef BI_LINEAR_MAP_CUH

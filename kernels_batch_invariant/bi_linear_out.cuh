@@ -34,31 +34,48 @@ static __device__ __forceinline__ uint32_t dense_pair(const bi_bf16 *p) {
     return __ldcg((const unsigned int *)p);
 }
 
+/* Two accumulators as bf16, the first in the low half; NaN becomes 0x7fff, as bi_round has it. */
+static __device__ __forceinline__ uint32_t dense_round2(float low, float high) {
+    uint32_t both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+
 /* Continues the chains of this warp's tokens that have the slot through its B; the others' keep theirs by a select, not by a zero T:
- * B may hold Inf. */
+ * B may hold Inf. t: all of T. Fragments of B come four at a time, so that their loads are under way together. */
 template <int NT, class JOB>
-static __device__ __forceinline__ void dense_continue(const JOB &job, const dense_place &place, const dense_slot &slot, float (&acc)[NT][4]) {
+static __device__ __forceinline__ void dense_continue(const JOB &job, const dense_place &place, const dense_slot &slot, const bi_bf16 *all_t,
+                                                      float (&acc)[NT][4]) {
     const int lane = (int)threadIdx.x & 31, q = lane & 3;
     const int32_t token = place.token + (lane >> 2);
     const bool mine[2] = {dense_slot_of(job, token) == slot.slot, dense_slot_of(job, token + 8) == slot.slot};
     if (!__any_sync(0xffffffffu, mine[0] || mine[1]))
         return;
-    const bi_bf16 *b = slot.b + slot.b_stride * place.head, *t = job.t + place.head * job.t_head_ld + (int64_t)token * job.t_ld + 2 * q;
+    const bi_bf16 *b = slot.b + slot.b_stride * place.head, *t = all_t + place.head * job.t_head_ld + (int64_t)token * job.t_ld + 2 * q;
     for (int32_t k = 0; k < slot.b_ld; k += BI_MMA_K) {
         uint32_t x[4];
 #pragma unroll
         for (int i = 0; i < 4; i++)
             x[i] = mine[i & 1] ? dense_pair(t + (i & 1) * 8 * (int64_t)job.t_ld + k + (i >> 1) * 8) : 0;
 #pragma unroll
-        for (int n = 0; n < NT; n++) {
-            const int32_t out = place.out + n * 8 + (lane >> 2);
-            const bi_bf16 *at = b + (int64_t)out * slot.b_ld + k + 2 * q;
-            const uint32_t w[2] = {out < job.n_out ? dense_pair(at) : 0, out < job.n_out ? dense_pair(at + 8) : 0};
-            float next[4] = {acc[n][0], acc[n][1], acc[n][2], acc[n][3]};
-            bi_cuda_mma16(next, x, w);
+        for (int first = 0; first < NT; first += 4) {
+            uint32_t w[4][2];
 #pragma unroll
-            for (int e = 0; e < 4; e++)
-                acc[n][e] = mine[e >> 1] ? next[e] : acc[n][e];
+            for (int i = 0; i < 4 && first + i < NT; i++) {
+                const int32_t out = place.out + (first + i) * 8 + (lane >> 2);
+                const bi_bf16 *at = b + (int64_t)out * slot.b_ld + k + 2 * q;
+                w[i][0] = out < job.n_out ? dense_pair(at) : 0;
+                w[i][1] = out < job.n_out ? dense_pair(at + 8) : 0;
+            }
+#pragma unroll
+            for (int i = 0; i < 4 && first + i < NT; i++) {
+                float(&kept)[4] = acc[first + i];
+                float next[4] = {kept[0], kept[1], kept[2], kept[3]};
+                bi_cuda_mma16(next, x, w[i]);
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    kept[e] = mine[e >> 1] ? next[e] : kept[e];
+            }
         }
     }
 }
@@ -78,7 +95,7 @@ template <class JOB> static __device__ __forceinline__ void dense_store_pair(con
         if (job.y_f32)
             *(float2 *)((float *)job.y + at) = make_float2(v0, v1);
         else
-            *(uint32_t *)((bi_bf16 *)job.y + at) = bi_round(v0) | (uint32_t)bi_round(v1) << 16;
+            *(uint32_t *)((bi_bf16 *)job.y + at) = dense_round2(v0, v1);
         return;
     }
 #pragma unroll
@@ -106,7 +123,7 @@ static __device__ __forceinline__ void dense_store(const JOB &job, const dense_p
                 continue;
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                word[i] = bi_round(acc[n + i][half * 2]) | (uint32_t)bi_round(acc[n + i][half * 2 + 1]) << 16;
+                word[i] = dense_round2(acc[n + i][half * 2], acc[n + i][half * 2 + 1]);
             const uint4 eight = dense_turn4(word, q);
             if (token < job.n_row)
                 *(uint4 *)((bi_bf16 *)job.y + row + place.out + (n + q) * 8) = eight;

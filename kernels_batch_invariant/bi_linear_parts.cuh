@@ -72,7 +72,9 @@ br_status bi_dense_lt_run(bi_ctx *ctx, dense_lt *lt, const dense_job *job, int *
 br_status bi_dense_stream_open(dense_state *state);
 br_status bi_dense_stream(bi_ctx *ctx, const dense_job *job, int32_t n, int *done);
 
-/* bi_linear_lora.cu. Continues base (n_head, n_row, n_out) f32 through the adapters into job->y; base may be y. */
-br_status bi_dense_lora_add(bi_ctx *ctx, const dense_job *job, const float *base, int64_t base_ld, int64_t base_head_ld);
+/* bi_linear_lora.cu: n maps on the same many rows, with T's place given; x aligned. *done as above; T may have been made in vain. */
+br_status bi_dense_many_open(void);
+br_status bi_dense_head_open(void); /* bi_head.cu */
+br_status bi_dense_many(bi_ctx *ctx, const dense_job *job, int32_t n, int *done);
 
 #endif

@@ -7,7 +7,7 @@
  * Up to eight maps on the same rows share a launch. Grid: at most as many blocks as run at once, block b takes tiles b, b + grid,
  * ..: first the tiles of T (16 tokens; a slot's A takes the place of W), then those of y (16 to 64 tokens), maps with few outputs
  * first: their chains take as long as any. Tiles of y run their base chain first and then wait for all of T: tiles of T come
- * first and wait for nothing.
+ * first and wait for nothing. The B of the tile's adapter is in registers by then.
  * Block: a warpgroup that multiplies, and a warp that keeps a ring in shared memory filled by tensor copies: stages of 64 or 128
  * columns of x and of the weights, up to 32 of them, 110 or 224 KiB. The stages of x lie before those of the weights and hold only
  * the tile's tokens; wgmma reads 64 rows and finds other numbers of the ring behind them, which end in accumulators that nobody
@@ -58,6 +58,7 @@ typedef struct stream_grid {
 } stream_grid;
 
 template <int MAPS, int SLOTS> struct stream_args {
+    static constexpr bool ADAPTERS = SLOTS > 1;
     stream_map map[MAPS];
     stream_slot slot[SLOTS];
     stream_grid grid;
@@ -246,6 +247,71 @@ static __device__ __forceinline__ void await(const stream_grid &grid) {
     meet();
 }
 
+enum {
+    AHEAD_K = 2,  /* k-blocks of B that are taken ahead */
+    AHEAD_N = 14  /* and fragments at most: what registers there are */
+};
+
+/* The B of one slot for a warp's tokens, as mma.sync.m16n8k16 wants it, asked for before the base chains so that nobody waits for it
+ * behind them. slot: index into the map's; -1: none. */
+template <int NT> struct stream_ahead {
+    uint32_t b[AHEAD_K][NT][2];
+    int32_t slot;
+};
+
+/* Of the first slot that a token of the warp has, where its rank allows. */
+template <int NT, class ARGS>
+static __device__ __forceinline__ void take_ahead(stream_ahead<NT> &ahead, const ARGS &a, const stream_map &map, const dense_place &place) {
+    const int lane = (int)threadIdx.x & 31;
+    const int32_t had = map.n_slot && lane < STREAM_BOX ? dense_slot_of(map, place.token + lane) : -1;
+    ahead.slot = -1;
+    for (int32_t i = 0; i < map.n_slot && ahead.slot < 0; i++)
+        if (__any_sync(0xffffffffu, had == a.slot[map.first_slot + i].at.slot))
+            ahead.slot = a.slot[map.first_slot + i].at.b_ld <= AHEAD_K * BI_MMA_K ? i : map.n_slot;
+    if (ahead.slot < 0 || ahead.slot == map.n_slot) {
+        ahead.slot = -1;
+        return;
+    }
+    const dense_slot &slot = a.slot[map.first_slot + ahead.slot].at;
+    const bi_bf16 *b = slot.b + slot.b_stride * place.head + 2 * (lane & 3);
+#pragma unroll
+    for (int k = 0; k < AHEAD_K; k++)
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+            const int32_t out = place.out + n * 8 + (lane >> 2);
+            const bi_bf16 *at = b + (int64_t)out * slot.b_ld + k * BI_MMA_K;
+            const bool there = out < map.n_out && k * BI_MMA_K < slot.b_ld;
+            ahead.b[k][n][0] = there ? dense_pair(at) : 0;
+            ahead.b[k][n][1] = there ? dense_pair(at + 8) : 0;
+        }
+}
+
+/* As dense_continue, with B already here. */
+template <int NT>
+static __device__ __forceinline__ void continue_ahead(const stream_ahead<NT> &ahead, const stream_map &map, const dense_place &place,
+                                                      const dense_slot &slot, float (&acc)[NT][4]) {
+    const int lane = (int)threadIdx.x & 31;
+    const int32_t token = place.token + (lane >> 2);
+    const bool mine[2] = {dense_slot_of(map, token) == slot.slot, dense_slot_of(map, token + 8) == slot.slot};
+    const bi_bf16 *t = map.t + place.head * map.t_head_ld + (int64_t)token * map.t_ld + 2 * (lane & 3);
+    uint32_t x[AHEAD_K][4];
+#pragma unroll
+    for (int i = 0; i < AHEAD_K * 4; i++) {
+        const int k = i >> 2, half = i & 1, high = i >> 1 & 1;
+        x[k][i & 3] = mine[half] && k * BI_MMA_K < slot.b_ld ? dense_pair(t + half * 8 * (int64_t)map.t_ld + k * BI_MMA_K + high * 8) : 0;
+    }
+#pragma unroll
+    for (int k = 0; k < AHEAD_K; k++)
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+            float next[4] = {acc[n][0], acc[n][1], acc[n][2], acc[n][3]};
+            bi_cuda_mma16(next, x[k], ahead.b[k][n]);
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                acc[n][e] = mine[e >> 1] ? next[e] : acc[n][e];
+        }
+}
+
 template <int N8, int PARTS, class ARGS> static __device__ void consume(const ARGS &a, stream_ring ring) {
     for (int32_t b = (int32_t)blockIdx.x; b < a.grid.n_t + a.grid.n_y; b += (int32_t)gridDim.x) {
         const stream_tile tile = tile_of(a, b, N8 * PARTS * 8);
@@ -263,20 +329,27 @@ template <int N8, int PARTS, class ARGS> static __device__ void consume(const AR
             arrive(a.grid);
             continue;
         }
+        const dense_place place = {tile.head, tile.token + (int32_t)(threadIdx.x >> 5) * STREAM_BOX, tile.out};
+        stream_ahead<N8 * PARTS> ahead;
+        ahead.slot = -1;
+        if constexpr (ARGS::ADAPTERS && N8 * PARTS <= AHEAD_N)
+            take_ahead(ahead, a, map, place);
         chain<N8, PARTS>(ring, a.grid.stages, map.n_in, ring.x_block, acc);
-        if (map.n_slot)
+        if (ARGS::ADAPTERS && map.n_slot)
             await(a.grid);
         if ((int32_t)(threadIdx.x >> 5) >= a.grid.boxes)
             continue; /* a warp without tokens */
-        const dense_place place = {tile.head, tile.token + (int32_t)(threadIdx.x >> 5) * STREAM_BOX, tile.out};
-        for (int32_t i = 0; i < map.n_slot; i++)
-            dense_continue(map, place, a.slot[map.first_slot + i].at, acc);
+        for (int32_t i = 0; ARGS::ADAPTERS && i < map.n_slot; i++)
+            if (N8 * PARTS <= AHEAD_N && i == ahead.slot)
+                continue_ahead(ahead, map, place, a.slot[map.first_slot + i].at, acc);
+            else
+                dense_continue(map, place, a.slot[map.first_slot + i].at, map.t, acc);
         dense_store(map, place, map.wide, acc);
     }
 }
 
 template <int N8, int PARTS, int MAPS, int SLOTS>
-static __global__ void __launch_bounds__(STREAM_THREADS) stream_kernel(const __grid_constant__ stream_args<MAPS, SLOTS> a) {
+static __global__ void __launch_bounds__(STREAM_THREADS, 2) stream_kernel(const __grid_constant__ stream_args<MAPS, SLOTS> a) {
     extern __shared__ unsigned char stream_memory[];
     __shared__ uint64_t barrier[2 * STREAM_STAGES];
     stream_ring ring;
@@ -435,6 +508,16 @@ static int64_t tiles_of(const dense_job *job, int32_t n, int32_t outs, int with_
     return tiles;
 }
 
+/* Tiles of T that run, as if all tokens had one of the adapters: a few of them too many would cost a round. Not counted for up to 16
+ * tokens, where they are one a map and the plan without them is the faster one: measured. */
+static int64_t t_tiles_of(const dense_job *job, int32_t n, int32_t outs) {
+    int64_t tiles = 0;
+    for (int32_t m = 0; m < n; m++)
+        if (job[m].n_slot && job[m].n_head == 1 && job[m].n_row > STREAM_BOX)
+            tiles += bi_ceil_div(bi_pad_rank(rank_max(&job[m])), outs) * bi_ceil_div(job[m].n_row, STREAM_BOX);
+    return tiles;
+}
+
 /* The fewest outputs in the rounds of tiles an SM takes; of equals the smaller tile, down to 48 outputs and four tiles an SM. More
  * than 128 outputs leave too few stages. Measured on the ten shapes of the layer at 1, 16, 64 rows; so is when a block had better
  * be alone. */
@@ -443,7 +526,7 @@ static stream_plan plan_of(const bi_ctx *ctx, const dense_job *job, int32_t n) {
     int64_t least = INT64_MAX;
     for (int i = N_FORM - 1; i >= 0; i--) {
         const int32_t outs = FORM[i].outs;
-        const int64_t tiles = tiles_of(job, n, outs, 0), cost = bi_ceil_div(tiles, ctx->n_sm) * outs;
+        const int64_t tiles = tiles_of(job, n, outs, 0) + t_tiles_of(job, n, outs), cost = bi_ceil_div(tiles, ctx->n_sm) * outs;
         if (cost < least || (cost == least && outs >= 48 && tiles <= 4 * ctx->n_sm)) {
             least = cost;
             plan.outs = outs;

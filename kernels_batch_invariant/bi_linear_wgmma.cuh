@@ -1,5 +1,5 @@
-/* bi_linear_wgmma: the instructions of the streaming form: tensor copies, their barriers, wgmma with both operands in shared
- * memory. Internal to bi_linear_stream.cu. Barriers and tiles are named by 32-bit shared-memory addresses.
+/* bi_linear_wgmma: the instructions of the streaming and the wide form: tensor copies, their barriers, wgmma with both operands in
+ * shared memory. Internal to bi_linear_*.cu and bi_head.cu. Barriers and tiles are named by 32-bit shared-memory addresses.
  *
  * A tile is rows of 64 elements (128 bytes), eight rows to 1,024 bytes, swizzled by 128 bytes as the tensor copies write it. */
 #ifndef BI_LINEAR_WGMMA_CUH
@@ -72,6 +72,36 @@ static __device__ __forceinline__ void stream_prefetch(const void *map, int32_t 
                  : "memory");
 }
 
+/* The same into this block and the other of its pair, at the same place of both, and counted by the barriers of both. */
+static __device__ __forceinline__ void stream_copy_both(uint32_t to, const void *map, int32_t k, int32_t row, int32_t head, uint32_t barrier,
+                                                        uint32_t leader) {
+    asm volatile("{.reg .pred p; .reg .b16 both; setp.ne.u32 p, %6, 0; mov.b16 both, 3;\n"
+                 "@p cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1, {%2, %3, %4}], [%5], both;}\n" ::"r"(to),
+                 "l"(map), "r"(k), "r"(row), "r"(head), "r"(barrier), "r"(leader)
+                 : "memory");
+}
+
+/* A shared-memory address as block `rank` of the pair has it; arrive there. What is guarded is read and written by tensor copies and wgmma
+ * only, and a wider scope would cost a fence of the whole GPU a stage. */
+static __device__ __forceinline__ uint32_t stream_of_pair(uint32_t address, uint32_t rank) {
+    uint32_t there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(there) : "r"(address), "r"(rank));
+    return there;
+}
+static __device__ __forceinline__ void stream_arrive_pair(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];\n" ::"r"(barrier) : "memory");
+}
+static __device__ __forceinline__ uint32_t stream_rank() {
+    uint32_t rank;
+    asm("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(rank));
+    return rank;
+}
+/* All threads of both blocks meet. */
+static __device__ __forceinline__ void stream_meet_pair() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n" ::: "memory");
+}
+
 /* First to leave the second-level cache, or as usual. */
 static __device__ __forceinline__ uint64_t stream_policy(bool once) {
     uint64_t first, usual;
@@ -121,6 +151,26 @@ template <int N8> static __device__ __forceinline__ void wgmma(float (*d)[4], ui
 #define WGMMA_D10 WGMMA_D9 ",%36,%37,%38,%39"
 #define WGMMA_D11 WGMMA_D10 ",%40,%41,%42,%43"
 #define WGMMA_D12 WGMMA_D11 ",%44,%45,%46,%47"
+#define WGMMA_D13 WGMMA_D12 ",%48,%49,%50,%51"
+#define WGMMA_D14 WGMMA_D13 ",%52,%53,%54,%55"
+#define WGMMA_D15 WGMMA_D14 ",%56,%57,%58,%59"
+#define WGMMA_D16 WGMMA_D15 ",%60,%61,%62,%63"
+#define WGMMA_D17 WGMMA_D16 ",%64,%65,%66,%67"
+#define WGMMA_D18 WGMMA_D17 ",%68,%69,%70,%71"
+#define WGMMA_D19 WGMMA_D18 ",%72,%73,%74,%75"
+#define WGMMA_D20 WGMMA_D19 ",%76,%77,%78,%79"
+#define WGMMA_D21 WGMMA_D20 ",%80,%81,%82,%83"
+#define WGMMA_D22 WGMMA_D21 ",%84,%85,%86,%87"
+#define WGMMA_D23 WGMMA_D22 ",%88,%89,%90,%91"
+#define WGMMA_D24 WGMMA_D23 ",%92,%93,%94,%95"
+#define WGMMA_D25 WGMMA_D24 ",%96,%97,%98,%99"
+#define WGMMA_D26 WGMMA_D25 ",%100,%101,%102,%103"
+#define WGMMA_D27 WGMMA_D26 ",%104,%105,%106,%107"
+#define WGMMA_D28 WGMMA_D27 ",%108,%109,%110,%111"
+#define WGMMA_D29 WGMMA_D28 ",%112,%113,%114,%115"
+#define WGMMA_D30 WGMMA_D29 ",%116,%117,%118,%119"
+#define WGMMA_D31 WGMMA_D30 ",%120,%121,%122,%123"
+#define WGMMA_D32 WGMMA_D31 ",%124,%125,%126,%127"
 #define WGMMA_F(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
 #define WGMMA_IO1 WGMMA_F(0)
 #define WGMMA_IO2 WGMMA_IO1, WGMMA_F(1)
@@ -134,6 +184,26 @@ template <int N8> static __device__ __forceinline__ void wgmma(float (*d)[4], ui
 #define WGMMA_IO10 WGMMA_IO9, WGMMA_F(9)
 #define WGMMA_IO11 WGMMA_IO10, WGMMA_F(10)
 #define WGMMA_IO12 WGMMA_IO11, WGMMA_F(11)
+#define WGMMA_IO13 WGMMA_IO12, WGMMA_F(12)
+#define WGMMA_IO14 WGMMA_IO13, WGMMA_F(13)
+#define WGMMA_IO15 WGMMA_IO14, WGMMA_F(14)
+#define WGMMA_IO16 WGMMA_IO15, WGMMA_F(15)
+#define WGMMA_IO17 WGMMA_IO16, WGMMA_F(16)
+#define WGMMA_IO18 WGMMA_IO17, WGMMA_F(17)
+#define WGMMA_IO19 WGMMA_IO18, WGMMA_F(18)
+#define WGMMA_IO20 WGMMA_IO19, WGMMA_F(19)
+#define WGMMA_IO21 WGMMA_IO20, WGMMA_F(20)
+#define WGMMA_IO22 WGMMA_IO21, WGMMA_F(21)
+#define WGMMA_IO23 WGMMA_IO22, WGMMA_F(22)
+#define WGMMA_IO24 WGMMA_IO23, WGMMA_F(23)
+#define WGMMA_IO25 WGMMA_IO24, WGMMA_F(24)
+#define WGMMA_IO26 WGMMA_IO25, WGMMA_F(25)
+#define WGMMA_IO27 WGMMA_IO26, WGMMA_F(26)
+#define WGMMA_IO28 WGMMA_IO27, WGMMA_F(27)
+#define WGMMA_IO29 WGMMA_IO28, WGMMA_F(28)
+#define WGMMA_IO30 WGMMA_IO29, WGMMA_F(29)
+#define WGMMA_IO31 WGMMA_IO30, WGMMA_F(30)
+#define WGMMA_IO32 WGMMA_IO31, WGMMA_F(31)
 /* Behind the descriptors: d is added to, no signs, both operands with k innermost. */
 #define WGMMA_STEP(N8, N, a_at, b_at)                                                                                  \
     template <> __device__ __forceinline__ void wgmma<N8>(float (*d)[4], uint32_t a, uint32_t b) {                      \
@@ -151,6 +221,8 @@ WGMMA_STEP(7, 56, "%28", "%29")
 WGMMA_STEP(8, 64, "%32", "%33")
 WGMMA_STEP(10, 80, "%40", "%41")
 WGMMA_STEP(12, 96, "%48", "%49")
+WGMMA_STEP(16, 128, "%64", "%65")
+WGMMA_STEP(32, 256, "%128", "%129")
 #undef WGMMA_STEP
 
 #endif

@@ -12,7 +12,7 @@
 
 #include <string.h>
 
-enum { CACHE_RIG_SEQS = 3, CACHE_RIG_BLOCKS = 24, CACHE_RIG_ROWS = 4096 };
+enum { CACHE_RIG_SEQS = 3, CACHE_RIG_BLOCKS = 40, CACHE_RIG_ROWS = 4096 };
 
 typedef struct cache_rig {
     bi_cache cache;

@@ -256,7 +256,7 @@ static void add_select(golden_case *c, int32_t topk, int32_t step) {
     }
 }
 
-/* Latents and queries along one direction: the score is +-200 * position / n_pos, so a later block of a class moves the
+/* Latents and queries along one direction: the score is +-200 * position / n_pos, so a later block moves the
  * maximum, or its weights vanish. */
 static void slope(golden_case *c, float top) {
     int32_t n_pos = golden_dim(c, "latent", 0), d = golden_dim(c, "latent", 1);
@@ -276,7 +276,7 @@ static void make_attn(golden_set *set) {
         {"plateau", 70, 2, 1, 16, 4, ROW_PLATEAU, ROW_NORMAL},
         {"zeros", 66, 1, 2, 16, 4, ROW_ZEROS, ROW_NORMAL},
         {"subnormal", 66, 1, 2, 16, 4, ROW_SUBNORMAL, ROW_SUBNORMAL},
-        {"two-blocks-a-class", 540, 2, 2, 12, 4, ROW_NORMAL, ROW_NORMAL},
+        {"many-blocks", 540, 2, 2, 12, 4, ROW_NORMAL, ROW_NORMAL},
     };
     for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++)
         attn_case(set, &shape[i]);
@@ -289,6 +289,8 @@ static void make_attn(golden_set *set) {
     slope(attn_case(set, &sloped), 200.0f);
     sloped.name = "falling";
     slope(attn_case(set, &sloped), -200.0f);
+    attn_shape parts = {"several-parts", 2100, 1, 1, 6, 2, ROW_NORMAL, ROW_NORMAL};
+    attn_case(set, &parts);
     attn_shape fault = {"fault", 5, 3, 2, 16, 4, ROW_NORMAL, ROW_NORMAL};
     golden_case *c = attn_case(set, &fault);
     ((bi_bf16 *)c->in[0].data)[4 * 20] = 0x7f80; /* position 4: only the last row sees it */

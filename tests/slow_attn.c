@@ -4,21 +4,23 @@
 #include "slow_block.h"
 #include "slow_fn.h"
 
-enum { CLASSES = 8, BLOCK = 64, CHAIN_K = 2048, HEADS = 64, POSITIONS = 4096 };
+enum { PART = 2048, BLOCK = 64, CHAIN_K = 2048, HEADS = 64, POSITIONS = 4096 };
 
-typedef struct class_state {
-    int n; /* entries of the class */
+typedef struct state {
+    int n; /* what has joined */
     float m, l, acc[CHAIN_K];
-} class_state;
+} state;
 
+/* Sixteens fold by halves, then the four that are left. */
 static float fold64(const float *e) {
     float p[BLOCK];
     for (int i = 0; i < BLOCK; i++)
         p[i] = 0.0f + e[i];
-    for (int h = 32; h >= 1; h /= 2)
-        for (int i = 0; i < h; i++)
-            p[i] = p[i] + p[i + h];
-    return p[0];
+    for (int first = 0; first < BLOCK; first += 16)
+        for (int h = 8; h >= 1; h /= 2)
+            for (int i = first; i < first + h; i++)
+                p[i] = p[i] + p[i + h];
+    return (p[0] + p[32]) + (p[16] + p[48]);
 }
 
 static float score_of(const slow_attn *a, int head, int position) {
@@ -31,8 +33,8 @@ static float score_of(const slow_attn *a, int head, int position) {
     return a->alpha * slow_chain(0.0f, query, 1, a->latent + (int64_t)position * d_latent, 1, d_latent);
 }
 
-/* Up to 64 entries of one class join its state; absent entries have e = +0 and a zero row. */
-static void join_block(const slow_attn *a, class_state *c, const int32_t *position, const float *s, int n) {
+/* Up to 64 entries join a part; absent entries have e = +0 and a zero row. */
+static void join_block(const slow_attn *a, state *c, const int32_t *position, const float *s, int n) {
     float e[BLOCK] = {0}, m = c->n ? c->m : s[0];
     bi_bf16 weight[BLOCK] = {0};
     for (int i = 0; i < n; i++)
@@ -53,48 +55,39 @@ static void join_block(const slow_attn *a, class_state *c, const int32_t *positi
     c->n += n;
 }
 
-static void merge(const slow_attn *a, const class_state *c, bi_bf16 *z) {
-    int first = 1;
-    float top = 0.0f, sum = 0.0f;
-    for (int i = 0; i < CLASSES; i++) {
-        if (c[i].n && (first || c[i].m > top)) {
-            top = c[i].m;
-            first = 0;
-        }
+/* A part joins the parts before it. */
+static void join_part(const slow_attn *a, state *row, const state *part) {
+    if (!row->n) {
+        *row = *part;
+        return;
     }
-    for (int i = 0; i < CLASSES; i++)
-        sum = c[i].n ? fmaf(c[i].l, slow_exp(c[i].m - top), sum) : sum;
-    for (int d = 0; d < a->d_kv_latent; d++) {
-        float o = 0.0f;
-        for (int i = 0; i < CLASSES; i++)
-            o = c[i].n ? fmaf(c[i].acc[d], slow_exp(c[i].m - top), o) : o;
-        z[d] = bi_round(o * (1.0f / sum));
-    }
+    float top = part->m > row->m ? part->m : row->m, f = slow_exp(row->m - top), w = slow_exp(part->m - top);
+    row->l = fmaf(part->l, w, row->l * f);
+    for (int d = 0; d < a->d_kv_latent; d++)
+        row->acc[d] = fmaf(part->acc[d], w, row->acc[d] * f);
+    row->m = top;
+    row->n += part->n;
 }
 
 static int attend_head(const slow_attn *a, int head, bi_bf16 *z) {
-    static class_state state[CLASSES];
+    static state row, part;
     int bad = 0;
-    for (int c = 0; c < CLASSES; c++) {
-        int32_t position[BLOCK];
-        float s[BLOCK];
-        int n = 0;
-        state[c].n = 0;
-        for (int i = 0; i < a->n_select; i++) {
-            if (a->select[i] / 64 % 8 != c)
-                continue;
-            position[n] = a->select[i];
-            s[n] = score_of(a, head, a->select[i]);
-            bad |= !bi_is_finite(s[n]);
-            if (++n == BLOCK) {
-                join_block(a, &state[c], position, s, n);
-                n = 0;
+    row.n = 0;
+    for (int first = 0; first < a->n_select; first += PART) {
+        part.n = 0;
+        for (int begin = first; begin < first + PART && begin < a->n_select; begin += BLOCK) {
+            float s[BLOCK];
+            int n = a->n_select - begin < BLOCK ? a->n_select - begin : BLOCK;
+            for (int i = 0; i < n; i++) {
+                s[i] = score_of(a, head, a->select[begin + i]);
+                bad |= !bi_is_finite(s[i]);
             }
+            join_block(a, &part, a->select + begin, s, n);
         }
-        if (n)
-            join_block(a, &state[c], position, s, n);
+        join_part(a, &row, &part);
     }
-    merge(a, state, z);
+    for (int d = 0; d < a->d_kv_latent; d++)
+        z[d] = bi_round(row.acc[d] * (1.0f / row.l));
     return bad;
 }
 

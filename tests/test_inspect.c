@@ -32,8 +32,8 @@ START_TEST(inspect_without_a_model) {
     CHECK_LINE(l, "  layers               128");
     CHECK_LINE(l, "  page                 64 positions of one sequence, all MLA layers");
     CHECK_LINE(l, "  BI_MMA_FRACTION 25");
-    CHECK_LINE(l, "  BI_ATT_CLASSES 8");
-    CHECK_LINE(l, "contract version 1");
+    CHECK_LINE(l, "  BI_ATT_PART 2048");
+    CHECK_LINE(l, "contract version 2");
     ck_assert_ptr_nonnull(strstr(l.text, "contract digest "));
     free(l.text);
 }

@@ -55,7 +55,7 @@ static void say_layouts(const sink *out) {
     say(out, "  KDA state            n_head * d_head * d_head f32 a sequence and KDA layer");
     say(out, "  conv history         3 streams * %d rows * n_head * d_head bf16 a sequence and KDA layer", BR_CONV_TAP - 1);
     say(out, "  expert MXFP4         two E2M1 codes a byte, low nibble first; one E8M0 byte 0..252 for 32 values");
-    say(out, "  attention class      (position >> %d) & %d", BI_ATT_CLASS_SHIFT, BI_ATT_CLASSES - 1);
+    say(out, "  attention            blocks of %d entries, parts of %d", BI_ATT_BLOCK, BI_ATT_PART);
 }
 
 static void say_contract(const sink *out) {

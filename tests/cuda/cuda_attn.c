@@ -7,7 +7,7 @@ enum { CODE = 41, SEQS = 3, POS_MAX = 4096, BLOCKS = POS_MAX / BR_PAGE_TOK, HEAD
 
 static twin t;
 
-typedef enum attn_choice { CHOICE_FREE, CHOICE_FEW_CLASSES, CHOICE_ALL } attn_choice;
+typedef enum attn_choice { CHOICE_FREE, CHOICE_ALL } attn_choice;
 
 typedef struct attn_case {
     const char *name;
@@ -26,14 +26,12 @@ static int seg_count(const attn_case *c) {
     return n;
 }
 
-/* k of the visible positions, rising; with few classes of classes 0 and 1 only. */
+/* k of the visible positions, or all, rising. */
 static int32_t choose(op_random *random, int32_t visible, int32_t k, attn_choice choice, int32_t *select) {
-    int32_t n = 0, left = 0;
-    for (int32_t j = 0; j < visible; j++)
-        left += choice != CHOICE_FEW_CLASSES || (j >> 6 & 7) < 2;
+    int32_t n = 0, left = visible;
     k = k < left && choice != CHOICE_ALL ? k : left;
     for (int32_t j = 0; j < visible; j++)
-        if ((choice != CHOICE_FEW_CLASSES || (j >> 6 & 7) < 2) && op_random_below(random, left--) < k - n)
+        if (op_random_below(random, left--) < k - n)
             select[n++] = j;
     return n;
 }
@@ -144,10 +142,11 @@ START_TEST(selections) {
         {"one", NANO, .topk = 1, .seg = {{0, 0, 5, 0}, {2, 0, 3, 700}}},
         {"few", NANO, .topk = 7, .seg = {{0, 0, 9, 3}, {2, 0, 3, 1000}}},
         {"many", NANO, .topk = 300, .seg = {{0, 0, 2, 290}, {1, 0, 3, 1500}}},
-        {"more than a scan of the lists", NANO, .topk = 1100, .seg = {{0, 0, 1, 2000}, {1, 0, 1, 1099}}},
-        {"63 of two classes", NANO, .topk = 63, .choice = CHOICE_FEW_CLASSES, .seg = {{0, 0, 2, 900}}},
-        {"a class of more than a block", NANO, .topk = 140, .choice = CHOICE_FEW_CLASSES, .seg = {{0, 0, 3, 1100}}},
-        {"all of two classes", NANO, .topk = 4000, .choice = CHOICE_FEW_CLASSES, .seg = {{0, 0, 2, 575}, {1, 0, 2, 512}, {2, 0, 2, 62}}},
+        {"a thousand", NANO, .topk = 1100, .seg = {{0, 0, 1, 2000}, {1, 0, 1, 1099}}},
+        {"a block less one", NANO, .topk = 63, .seg = {{0, 0, 2, 900}}},
+        {"a block", NANO, .topk = 64, .seg = {{0, 0, 2, 900}}},
+        {"a block and one", NANO, .topk = 65, .seg = {{0, 0, 2, 900}}},
+        {"two blocks and some", NANO, .topk = 140, .seg = {{0, 0, 3, 1100}}},
         {"all", NANO, .topk = 4000, .choice = CHOICE_ALL, .seg = {{0, 0, 3, 510}, {1, 0, 2, 64}}},
         {"contiguous", NANO, .topk = 50, .contiguous = 1, .seg = {{0, 0, 3, 510}, {1, 0, 2, 64}}},
         {"padding", NANO, .topk = 50, .padded = 1, .seg = {{0, 0, 3, 510}, {1, 0, 2, 64}}},
@@ -185,12 +184,12 @@ START_TEST(odd_shapes) {
 }
 END_TEST
 
-/* Enough rows that a step fills the GPU, at widths that the oracle is quick at: the paths of full_width over more lists. */
+/* Many rows, at widths that the oracle is quick at. */
 START_TEST(many_rows) {
     static const attn_case cases[] = {
         {"32 heads, dense", .n_head = 32, .d_kv_latent = 64, .d_rope = 16, .spread = 30, .size = 1, .seg = {{0, 0, 40, 480}, {1, 0, 3, 1100}}},
-        {"32 heads, few classes", .n_head = 32, .d_kv_latent = 64, .d_rope = 16, .spread = 9, .size = 1, .topk = 140,
-         .choice = CHOICE_FEW_CLASSES, .seg = {{0, 0, 30, 1100}, {2, 0, 10, 20}}},
+        {"32 heads, a list", .n_head = 32, .d_kv_latent = 64, .d_rope = 16, .spread = 9, .size = 1, .topk = 140,
+         .seg = {{0, 0, 30, 1100}, {2, 0, 10, 20}}},
         {"96 heads", .n_head = 96, .d_kv_latent = 72, .d_rope = 8, .spread = 9, .size = 1, .topk = 300, .padded = 1,
          .seg = {{0, 0, 20, 600}, {1, 0, 15, 60}, {2, 0, 1, 1300}}},
         {"96 heads, rising scores", .n_head = 96, .d_kv_latent = 40, .d_rope = 8, .spread = 2, .size = 1, .rising = 1,
@@ -214,8 +213,31 @@ START_TEST(full_width) {
         {"96 heads, dense", K31, .seg = {{0, 0, 58, 10}, {1, 0, 4, 540}}},
         {"96 heads, one row", K31, .topk = 200, .seg = {{0, 0, 1, 2000}}},
         {"96 heads, many rows", K31, .topk = 70, .seg = {{0, 0, 18, 300}, {1, 0, 18, 60}, {2, 0, 1, 700}}},
+        {"96 heads, a block a row, many units a block of the grid", K31, .topk = 40, .seg = {{0, 0, 90, 60}, {1, 0, 60, 0}, {2, 0, 10, 90}}},
+        {"96 heads, padded", K31, .topk = 90, .padded = 1, .seg = {{0, 0, 8, 300}}},
+        {"96 heads, rising", K31, .rising = 1, .seg = {{0, 0, 9, 300}}},
+        {"96 heads, bad rows", K31, .faults = 1, .topk = 20, .seg = {{0, 0, 30, 70}, {1, 0, 9, 60}}},
+        {"90 heads", .n_head = 90, .d_kv_latent = 512, .d_rope = 64, .spread = 30, .size = 1, .topk = 130, .seg = {{0, 0, 9, 200}}},
+        {"40 heads, contiguous", .n_head = 40, .d_kv_latent = 512, .d_rope = 64, .spread = 3, .size = 1, .contiguous = 1, .seg = {{0, 0, 14, 150}}},
+        {"96 heads, off 16 bytes", K31, .loose = 1, .topk = 70, .seg = {{0, 0, 18, 100}}},
         {"96 heads, wider than the wide path", .n_head = 96, .d_kv_latent = 576, .d_rope = 64, .spread = 3, .size = 1, .topk = 40,
          .seg = {{0, 0, 34, 70}}},
+    };
+    CHECK_ALL(cases);
+}
+END_TEST
+
+/* Rows of more than 2,048 entries, beside rows of fewer. */
+START_TEST(several_parts) {
+    static const attn_case cases[] = {
+        {"dense", NANO, .seg = {{0, 0, 4, 2045}, {1, 0, 2, 4093}, {2, 0, 3, 100}}},
+        {"selections", NANO, .topk = 2500, .seg = {{0, 0, 2, 2300}, {1, 0, 1, 3600}, {2, 0, 3, 2047}}},
+        {"rising", NANO, .rising = 1, .choice = CHOICE_ALL, .topk = 1, .seg = {{0, 0, 1, 4090}}},
+        {"falling, odd widths", .n_head = 5, .d_kv_latent = 33, .d_rope = 7, .spread = 2, .size = 1, .rising = -1, .seg = {{0, 0, 1, 4000}}},
+        {"96 heads, a few rows", K31, .seg = {{0, 0, 1, 2100}}},
+        {"96 heads", K31, .seg = {{0, 0, 4, 2046}, {1, 0, 2, 100}}},
+        {"32 heads", .n_head = 32, .d_kv_latent = 512, .d_rope = 64, .spread = 3, .size = 1, .topk = 2300,
+         .seg = {{0, 0, 10, 2400}, {1, 0, 4, 2046}}},
     };
     CHECK_ALL(cases);
 }
@@ -295,6 +317,7 @@ Suite *cuda_attn_suite(void) {
     tcase_add_test(tcase, odd_shapes);
     tcase_add_test(tcase, many_rows);
     tcase_add_test(tcase, full_width);
+    tcase_add_test(tcase, several_parts);
     tcase_add_test(tcase, faults);
     tcase_add_test(tcase, gates);
     tcase_add_test(tcase, refuses_bad_shapes);

@@ -11,6 +11,7 @@ typedef struct head_case {
     int n_row, d, n_vocab, entropy;
     int kind; /* of inputs, below */
     int bad_row;
+    int at_one; /* all rows at T = 1 or 0 */
 } head_case;
 
 /* kind 1, 2: plateaus, equal rows of W; 3: tiny; 4: up to the bound of z and past it; 5: peaked; 6: most logits are +0. */
@@ -40,7 +41,7 @@ static void run_case(twin *t, op_random *random, const head_case *c) {
     make_inputs(random, c, x, w);
     for (int i = 0; i < c->n_row; i++) {
         token[i] = i == 0 ? c->n_vocab - 1 : op_random_below(random, c->n_vocab);
-        temperature[i] = temperatures[op_random_below(random, 7)];
+        temperature[i] = temperatures[op_random_below(random, c->at_one ? 2 : 7)];
         fault[i] = i % 7 == 6 ? 2 : 0;
     }
     twin_mat map = twin_stack(t, w, 1, c->n_vocab, c->d);
@@ -71,6 +72,26 @@ START_TEST(every_kind_and_size) {
             c.bad_row = (v + kind) % 5 == 0 ? c.n_row - 1 : -1;
             run_case(&t, &random, &c);
         }
+    twin_close(&t);
+}
+END_TEST
+
+/* Vocabularies of whole tiles, whose logits are never stored. */
+START_TEST(whole_tiles) {
+    static const int vocabs[] = {256, 512, 1280, 3328};
+    static const int rows[] = {65, 127, 128, 129, 200, 257, 300};
+    static const int widths[] = {64, 16, 72, 200};
+    const bi_limits limits = {.n_row = 300, .d_in = 200, .d_model = 200, .n_vocab = 3328};
+    twin t;
+    op_random random = {test_seed(), 3};
+    twin_open(&t, &limits, 16 * MIB);
+    for (int i = 0; i < 56; i++) {
+        head_case c = {.n_row = rows[i % 7], .d = widths[i / 7 % 4], .n_vocab = vocabs[i % 4], .at_one = i % 3 != 0};
+        c.kind = (i + i / 7) % 7;
+        c.entropy = i % 8 == 0;
+        c.bad_row = i % 5 == 0 ? c.n_row / 2 : -1;
+        run_case(&t, &random, &c);
+    }
     twin_close(&t);
 }
 END_TEST
@@ -137,6 +158,7 @@ Suite *cuda_head_suite(void) {
     TCase *tcase = tcase_create("score");
     tcase_set_timeout(tcase, 300);
     tcase_add_test(tcase, every_kind_and_size);
+    tcase_add_test(tcase, whole_tiles);
     tcase_add_test(tcase, many_parts);
     tcase_add_test(tcase, real_width);
     tcase_add_test(tcase, refusals_are_the_oracles);

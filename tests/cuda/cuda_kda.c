@@ -360,6 +360,31 @@ START_TEST(many_sequences) {
 }
 END_TEST
 
+/* So many states that decoding streams them: single rows, sequences trading places; then with longer segments, padding and faults. */
+START_TEST(many_states) {
+    enum { N_HEAD = 17 };
+    int seq[SEQ_MAX], n[SEQ_MAX];
+    kda_rig rig = kda_new(N_HEAD, 128, SEQ_MAX, SEQ_MAX + 4, ORDINARY, 8, 0);
+    for (int step = 0; step < 4; step++) {
+        for (int i = 0; i < SEQ_MAX; i++) {
+            seq[i] = (i * 11 + step) % SEQ_MAX;
+            n[i] = step < 3 ? 1 : i == 5 ? 3 : i == 7 ? 2 : i < SEQ_MAX - 1;
+        }
+        if (step == 2)
+            rig.broken_seq = 9, rig.broken_pos = rig.pos[9], rig.broken_head = 3, rig.broken_array = 'q', rig.broken_bits = 0x7f80;
+        const int64_t streamed = launches("kda_decode_ring");
+        kda_step(&rig, seq, n, SEQ_MAX);
+        ck_assert_int_eq(launches("kda_decode_ring") - streamed, 1);
+    }
+    rig = kda_new(97, 128, 12, 12, TINY, 0, 0);
+    for (int step = 0; step < 2; step++) {
+        for (int i = 0; i < 12; i++)
+            seq[i] = i, n[i] = 1;
+        kda_step(&rig, seq, n, 12);
+    }
+}
+END_TEST
+
 /* A fault marks its row and stays in its sequence; a NaN in v passes unmarked. */
 START_TEST(faults_stay_in_their_sequence) {
     static const struct {
@@ -429,6 +454,7 @@ Suite *cuda_kda_suite(void) {
     tcase_add_test(tcase, every_cut);
     tcase_add_test(tcase, mixed_steps);
     tcase_add_test(tcase, many_sequences);
+    tcase_add_test(tcase, many_states);
     tcase_add_test(tcase, faults_stay_in_their_sequence);
     tcase_add_test(tcase, full_width);
     tcase_add_test(tcase, refuses_what_the_oracle_refuses);

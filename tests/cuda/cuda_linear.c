@@ -17,6 +17,7 @@ typedef struct linear_case {
     int x_shift, x_gap, y_gap; /* elements before x, between rows of x and of y */
     int n_slot;                /* 0: no adapters */
     int slots_used;            /* rows draw slots below this one, and -1 */
+    int run;                   /* rows of one slot that follow each other; 0: one */
     int heads_apart;           /* heads lie behind each other instead of side by side in a row */
     family family;
     int bad_row, bad_b;        /* a row of x with a NaN (-1: none); slot 0's B has an Inf */
@@ -57,7 +58,7 @@ static void set_adapters(twin *t, op_random *random, const linear_case *c, linea
     int32_t *row_slot = TWIN_ARRAY(t, int32_t, "row_slot", c->n_row);
     memset(s->slot, 0, sizeof s->slot);
     for (int i = 0; i < c->n_row; i++)
-        row_slot[i] = op_random_below(random, c->slots_used + 1) - 1;
+        row_slot[i] = c->run && i % c->run ? row_slot[i - 1] : op_random_below(random, c->slots_used + 1) - 1;
     for (int i = 0; i < c->n_slot; i++) {
         const int rank = RANK[i % 6];
         if (c->n_slot > 2 && i == 1)
@@ -243,14 +244,14 @@ END_TEST
 
 /* Groups: as the oracle's calls in order, also where several maps find a fault in one row. */
 START_TEST(groups_of_maps) {
-    static const int rows[] = {1, 7, 16, 33, 64, 65};
+    static const int rows[] = {1, 7, 16, 33, 64, 65, 140};
     static const int shape[][2] = {{64, 48}, {208, 520}, {104, 8}, {64, 129}, {1000, 40}, {16, 200}, {72, 16}, {99, 31}};
     static linear_setup setup[BI_LINEAR_GROUP_MAX];
     twin t;
     op_random random = {test_seed(), 9};
     twin_open(&t, &SMALL, 6 * MIB);
     for (int n = 1; n <= BI_LINEAR_GROUP_MAX; n++)
-        for (int r = 0; r < 6; r++) {
+        for (int r = 0; r < 7; r++) {
             bi_linear_args args[2][BI_LINEAR_GROUP_MAX];
             twin_reset(&t);
             for (int i = 0; i < n; i++) {
@@ -259,6 +260,7 @@ START_TEST(groups_of_maps) {
                 c.y_f32 = (i + n) % 3 == 0;
                 c.n_slot = (i + r + n) % 3 ? 1 + i % 4 : 0;
                 c.slots_used = c.n_slot;
+                c.run = r > 4 && n % 2 ? 128 : 0;
                 c.family = (family)((i + n) % FAMILY_COUNT);
                 c.bad_row = (i + r) % 3 == 1 ? rows[r] / 2 : -1;
                 set_up(&t, &random, &c, &setup[i]);
@@ -277,7 +279,32 @@ START_TEST(groups_of_maps) {
 }
 END_TEST
 
-/* Many rows and outputs with adapters: the base is made in several parts. */
+/* Tiles whose rows all have one adapter, or none, beside mixed ones, in pairs of every kind. */
+START_TEST(runs_of_rows) {
+    static const int rows[] = {65, 128, 129, 256, 257, 384, 700};
+    static const int run[] = {1000, 256, 128, 64, 300};
+    static const int shape[][2] = {{64, 72}, {208, 520}, {16, 264}, {1000, 700}, {72, 8}};
+    const bi_limits limits = {.n_row = 700, .d_in = 1000, .d_out = 700, .rank = 48, .n_slot = SLOT_MAX, .n_head = 3};
+    twin t;
+    op_random random = {test_seed(), 11};
+    twin_open(&t, &limits, 48 * MIB);
+    for (int r = 0; r < 7; r++)
+        for (int k = 0; k < 5; k++) {
+            linear_case c = {.n_row = rows[r], .n_head = (r + k) % 4 == 3 ? 3 : 1, .n_in = shape[k][0], .n_out = shape[k][1], .bad_row = -1};
+            c.n_slot = 1 + (r + k) % 6;
+            c.slots_used = c.n_slot;
+            c.run = run[(r + 2 * k) % 5];
+            c.y_f32 = (r + k) % 2;
+            c.bad_b = (r + k) % 4 == 1;
+            c.bad_row = (r + k) % 3 == 0 ? rows[r] / 2 : -1;
+            c.family = (family)((r + k) % FAMILY_COUNT);
+            run_case(&t, &random, &c);
+        }
+    twin_close(&t);
+}
+END_TEST
+
+/* Many rows and outputs with adapters. */
 START_TEST(many_rows_with_adapters) {
     const bi_limits limits = {.n_row = 2200, .d_in = 112, .d_out = 4900, .rank = 48, .n_slot = SLOT_MAX};
     twin t;
@@ -306,7 +333,7 @@ START_TEST(launches_and_recorded_steps) {
     static const struct {
         int n_row, n_slot;
         const char *kernel;
-    } step[] = {{1, 0, "linear_small"}, {64, 3, "linear_small"}, {65, 0, "linear_large"}, {192, 3, "linear_large"}, {256, 2, "lora_add"}};
+    } step[] = {{1, 0, "linear_small"}, {64, 3, "linear_small"}, {65, 0, "linear_large"}, {192, 3, "linear_wide"}, {256, 2, "lora_t"}};
     const bi_limits limits = {.n_row = 256, .d_in = 1100, .d_out = 700, .rank = 48, .n_slot = SLOT_MAX};
     twin t;
     op_random random = {test_seed(), 6};
@@ -426,6 +453,7 @@ Suite *cuda_linear_suite(void) {
     tcase_add_test(tcase, real_widths);
     tcase_add_test(tcase, checked_logits);
     tcase_add_test(tcase, groups_of_maps);
+    tcase_add_test(tcase, runs_of_rows);
     tcase_add_test(tcase, many_rows_with_adapters);
     tcase_add_test(tcase, launches_and_recorded_steps);
     tcase_add_test(tcase, packing_with_strides);

@@ -7,11 +7,6 @@ from dataclasses import dataclass
 
 INSPECT = "golden/manifest/inspect_is_the_recorded_text"
 
-# The two cuts of attention are tied by an assertion; each is changed alone all the same.
-CLASS_ASSERT = "static_assert((1 << BI_ATT_CLASS_SHIFT) == BI_ATT_BLOCK"
-CLASS_FREE = "static_assert((1 << BI_ATT_CLASS_SHIFT) != BI_ATT_BLOCK"
-
-
 def golden(op):
     return f"golden/{op}/op_keeps_its_bits"
 
@@ -33,8 +28,8 @@ def kda(name, value):
     return Mutant(name, value, ("kda/kda/equals_slow_form", golden("kda")))
 
 
-def attention(name, value, partner=()):
-    return Mutant(name, value, ("attn/attn/equals_slow_form_dense", golden("attn")), partner)
+def attention(name, value, test):
+    return Mutant(name, value, (f"attn/attn/{test}", golden("attn")))
 
 
 def draws(name, value):
@@ -46,7 +41,7 @@ def function(name, value, why=""):
 
 
 CONTRACT = (
-    Mutant("BI_CONTRACT_VERSION", "2", (INSPECT,), why="a name, not a number that is computed with"),
+    Mutant("BI_CONTRACT_VERSION", "3", (INSPECT,), why="a name, not a number that is computed with"),
     block("BI_MMA_K", "8", golden("chain")),
     block("BI_MMA_FRACTION", "24", golden("chain")),
     block("BI_MMA_EXP_MIN", "(-132)"),
@@ -59,9 +54,8 @@ CONTRACT = (
     kda("BI_KDA_KEYS", "2"),
     kda("BI_KDA_CHAINS", "1"),
     kda("BI_KDA_L2_EPS", "1e-5f"),
-    attention("BI_ATT_CLASSES", "4"),
-    attention("BI_ATT_CLASS_SHIFT", "5", (CLASS_ASSERT, CLASS_FREE)),
-    attention("BI_ATT_BLOCK", "32", (CLASS_ASSERT, CLASS_FREE)),
+    attention("BI_ATT_BLOCK", "32", "equals_slow_form_dense"),
+    attention("BI_ATT_PART", "1024", "several_parts"),
     Mutant("BI_IDX_AMAX_MIN", "1e-3f", (golden("index"),)),
     Mutant("BI_IDX_E4M3_MAX", "240.0f", ("index/index/scale_edges", golden("index"))),
     Mutant("BI_IDX_CHAINS", "8", ("index/index/odd_shapes", golden("index"))),

@@ -1,4 +1,5 @@
-"""What the trainer's tests share: checkpoints made by `bitroll init`, a model on the oracle, and the engine's own word on the same rows."""
+"""What the trainer's tests share: checkpoints made by `bitroll init`, a model on the oracle, and the engine's own word on the same rows.
+BITROLL_BACKEND=cuda runs the model on the GPU, still against the engine's oracle."""
 import atexit
 import os
 import random
@@ -13,9 +14,11 @@ sys.path.insert(0, os.path.join(TREE, "trainer_bridge"))
 import torch
 
 from bitroll import abi, lora, ops, peft
-from bitroll.checkpoint import Checkpoint
+from bitroll.tensors import Checkpoint
 from bitroll.model import Model
 
+BACKEND = os.environ.get("BITROLL_BACKEND", "oracle")
+DEVICE = "cpu" if BACKEND == "oracle" else "cuda"
 BITROLL = os.environ.get("BITROLL", os.path.join(TREE, "build", "bitroll"))
 LIBRARY = abi.Library(os.environ.get("BITROLL_LIBRARY"))
 PLACE = tempfile.mkdtemp(prefix="bitroll-trainer-")
@@ -44,7 +47,7 @@ class Rig:
     def __init__(self, preset, adapter=True, model=Model, gradients=False, n_thread=0, **kw):
         self.folder, self.adapter_folder = checkpoint(preset)
         self.config = LIBRARY.config(self.folder)
-        self.ops = ops.Ops(self.config, 1024, 1024, rank_max=RANK if adapter else 0, n_slot=1, backend="oracle", gradients=gradients,
+        self.ops = ops.Ops(self.config, 1024, 1024, rank_max=RANK if adapter else 0, n_slot=1, backend=BACKEND, gradients=gradients,
                            n_thread=n_thread, library=LIBRARY)
         self.settings = lora.Settings(self.ops, RANK, ALPHA) if adapter else lora.Settings(self.ops)
         self.checkpoint = Checkpoint(self.folder)
@@ -66,7 +69,7 @@ def sequences(config, lengths, seed=5):
 def rows_of(texts):
     """(lengths, inputs, targets) of packed sequences: each row predicts the token behind it."""
     def flat(lists):
-        return torch.tensor([t for one in lists for t in one], dtype=torch.int32)
+        return torch.tensor([t for one in lists for t in one], dtype=torch.int32).to(DEVICE)
     return [len(t) - 1 for t in texts], flat([t[:-1] for t in texts]), flat([t[1:] for t in texts])
 
 
@@ -81,5 +84,9 @@ def engine_lines(folder, texts, adapter=None):
             if len(line.split()) == 5 and "#" in line.split()[0]]
 
 
+def ones(n, value=1.0):
+    return torch.full((n,), value, device=DEVICE)
+
+
 def bits(tensor):
-    return tensor.detach().contiguous().view(torch.int32)
+    return tensor.detach().contiguous().view(torch.int32).cpu()

@@ -19,7 +19,7 @@ def plain_lines(r, texts):
     rows = Rows(r.ops, [sum(lengths[:i]) for i in range(len(lengths) + 1)])
     rows.trace = StageHash(rows, [f"s{i}#0" for i in range(len(texts))])
     with torch.no_grad():
-        out = r.model.log_probs(rows, token, target, torch.ones(len(token)))[0]
+        out = r.model.log_probs(rows, token, target, rig.ones(len(token)))[0]
     rows.trace.logprob(out)
     rows.check_faults()
     return list(rows.trace.lines())
@@ -33,7 +33,7 @@ def megatron_lines(r, texts):
         traces.append(StageHash(rows, [f"s{i}#0" for i in range(len(texts))]))
         return traces[0]
     with torch.no_grad():
-        r.model.log_probs(token, mcore.pack(lengths), target, torch.ones(len(token)), trace=trace)
+        r.model.log_probs(token, mcore.pack(lengths), target, rig.ones(len(token)), trace=trace)
     return list(traces[0].lines())
 
 
@@ -58,7 +58,7 @@ class Forward(unittest.TestCase):
                     r.close()
 
     def test_megatron_every_stage(self):
-        mcore.initialize("oracle")
+        mcore.initialize(rig.BACKEND)
         for preset in ("nano", "kimi-linear-nano"):
             for recompute in (False, True):
                 with self.subTest(preset=preset, recompute=recompute):
@@ -80,7 +80,7 @@ class Forward(unittest.TestCase):
             if swap:
                 layer.input_layernorm, layer.pre_mlp_layernorm = layer.pre_mlp_layernorm, layer.input_layernorm
             with torch.no_grad():
-                rows.trace.logprob(r.model.log_probs(rows, token, target.roll(shift), torch.ones(len(token)))[0])
+                rows.trace.logprob(r.model.log_probs(rows, token, target.roll(shift), rig.ones(len(token)))[0])
             if swap:
                 layer.input_layernorm, layer.pre_mlp_layernorm = layer.pre_mlp_layernorm, layer.input_layernorm
             return first_difference(list(rows.trace.lines()), engine)
@@ -94,11 +94,11 @@ class Forward(unittest.TestCase):
 
 class Packings(unittest.TestCase):
     def test_no_packing_moves_a_bit(self):
-        mcore.initialize("oracle")
+        mcore.initialize(rig.BACKEND)
         r = rig.Rig("nano", True, mcore.BitrollModel)
         texts = rig.sequences(r.config, (40, 7, 65, 64, 1 + 1, 129))
         lengths, token, target = rig.rows_of(texts)
-        t = torch.full((len(token),), 0.7)
+        t = rig.ones(len(token), 0.7)
         with torch.no_grad():
             whole = r.model.log_probs(token, mcore.pack(lengths), target, t)[0]
             at = [sum(lengths[:i]) for i in range(len(lengths))]
@@ -106,11 +106,11 @@ class Packings(unittest.TestCase):
                 alone = r.model.log_probs(token[a : a + n], mcore.pack([n]), target[a : a + n], t[a : a + n])[0]
                 self.assertTrue(torch.equal(rig.bits(alone), rig.bits(whole[a : a + n])))
             room = [n + 3 * i + 1 for i, n in enumerate(lengths)]
-            spread, aim = torch.zeros(sum(room), dtype=torch.int32), torch.full((sum(room),), 3, dtype=torch.int32)
+            spread, aim = (torch.full((sum(room),), v, dtype=torch.int32, device=rig.DEVICE) for v in (0, 3))
             place = [sum(room[:i]) for i in range(len(room))]
             for a, b, n in zip(at, place, lengths):
                 spread[b : b + n], aim[b : b + n] = token[a : a + n], target[a : a + n]
-            padded = r.model.log_probs(spread, mcore.pack(lengths, room), aim, torch.full((sum(room),), 0.7))[0]
+            padded = r.model.log_probs(spread, mcore.pack(lengths, room), aim, rig.ones(sum(room), 0.7))[0]
             for a, b, n in zip(at, place, lengths):
                 self.assertTrue(torch.equal(rig.bits(padded[b : b + n]), rig.bits(whole[a : a + n])))
         r.close()
@@ -118,8 +118,8 @@ class Packings(unittest.TestCase):
     def test_train_is_eval_and_base_rows_are_base(self):
         r, base = rig.Rig("nano", True), rig.Rig("nano", False)
         lengths, token, target = rig.rows_of(rig.sequences(r.config, (33, 50)))
-        cu, t = [0, lengths[0], sum(lengths)], torch.ones(sum(lengths))
-        slot = torch.tensor([-1] * lengths[0] + [0] * lengths[1], dtype=torch.int32)
+        cu, t = [0, lengths[0], sum(lengths)], rig.ones(sum(lengths))
+        slot = torch.tensor([-1] * lengths[0] + [0] * lengths[1], dtype=torch.int32, device=rig.DEVICE)
         with torch.no_grad():
             mixed = r.model.train().log_probs(Rows(r.ops, cu, slot=slot), token, target, t)[0]
             again = r.model.eval().log_probs(Rows(r.ops, cu, slot=slot), token, target, t)[0]
@@ -157,11 +157,11 @@ class NoArithmetic(TorchDispatchMode):
 
 class Arithmetic(unittest.TestCase):
     def test_torch_computes_nothing_between_embedding_and_logprob(self):
-        mcore.initialize("oracle")
+        mcore.initialize(rig.BACKEND)
         for model in (Model, mcore.BitrollModel):
             r = rig.Rig("nano", True, model)
             lengths, token, target = rig.rows_of(rig.sequences(r.config, (20, 31)))
-            t, packed, rows = torch.ones(len(token)), mcore.pack(lengths), Rows(r.ops, [0, lengths[0], sum(lengths)])
+            t, packed, rows = rig.ones(len(token)), mcore.pack(lengths), Rows(r.ops, [0, lengths[0], sum(lengths)])
             watch = NoArithmetic()
             with watch:
                 if model is Model:
@@ -193,7 +193,7 @@ class Adapters(unittest.TestCase):
         patterns = torch.tensor([0x3F808000, 0x3F818000, 0x3F807FFF, 0x3F808001, 0x00000001, 0x00008000, 0x00018000, 0x80000000, 0x7F7FFFFF,
                                  0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC12345, 0x7F800001, 0x33D58000, 0xBF808000], dtype=torch.int64)
         wanted = [0x3F80, 0x3F82, 0x3F80, 0x3F81, 0, 0, 2, 0x8000, 0x7F80, 0x7F80, 0xFF80, 0x7FFF, 0x7FFF, 0x7FFF, 0x33D6, 0xBF80]
-        values = (patterns - ((patterns >> 31) << 32)).to(torch.int32).view(torch.float32)
+        values = (patterns - ((patterns >> 31) << 32)).to(torch.int32).view(torch.float32).to(rig.DEVICE)
         with torch.no_grad():
             low.linear_in.weight.view(-1)[: len(values)] = values
         module = next(m for m in r.model.modules() if hasattr(m, "adapter"))

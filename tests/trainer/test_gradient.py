@@ -1,10 +1,11 @@
-"""The backward against float64 autograd over the same forward (bitroll.twin)."""
+"""The backward against float64 autograd over the same forward (bitroll.float64)."""
 import unittest
 
 import torch
 
 import rig
-from bitroll import functions, mcore, names, twin
+from bitroll import float64 as twin
+from bitroll import functions, mcore, names
 from bitroll.rows import Rows
 
 LENGTHS = (9, 14, 5)
@@ -15,8 +16,8 @@ def expert_weights(r):
     def weights(name):
         path, every = names.checkpoint_module(name), range(r.config.n_expert)
         if not r.config.experts_fp4:
-            return torch.stack([r.checkpoint[path.format(e=e) + ".weight"] for e in every]).double()
-        return torch.stack([twin.decode_fp4(*(r.checkpoint[path.format(e=e) + ".weight_" + kind] for kind in ("packed", "scale"))) for e in every])
+            return torch.stack([r.checkpoint[path.format(e=e) + ".weight"] for e in every]).double().to(rig.DEVICE)
+        return torch.stack([twin.decode_fp4(*(r.checkpoint[path.format(e=e) + ".weight_" + kind] for kind in ("packed", "scale"))) for e in every]).to(rig.DEVICE)
     return weights
 
 
@@ -34,8 +35,8 @@ class Case:
         texts = rig.sequences(self.r.config, [n + 1 for n in LENGTHS])
         self.lengths, self.token, self.target = rig.rows_of(texts)
         generator = torch.Generator().manual_seed(7)
-        self.weight = torch.randn(len(self.token), generator=generator)
-        self.temperature = torch.full((len(self.token),), 0.75)
+        self.weight = torch.randn(len(self.token), generator=generator).to(rig.DEVICE)
+        self.temperature = rig.ones(len(self.token), 0.75)
         recording = twin.Recording(functions)
         self.found = self.backward(recording)
         walk = twin.TwinRows(self.lengths, recording.outputs, expert_weights(self.r))
@@ -95,13 +96,13 @@ class Gradient(unittest.TestCase):
         one.close()
 
     def test_recomputing_activations_moves_no_bit(self):
-        mcore.initialize("oracle")
+        mcore.initialize(rig.BACKEND)
         found = []
         for recompute in (False, True):
             r = rig.Rig("pico", True, mcore.BitrollModel, gradients=True, recompute=recompute)
             lengths, token, target = rig.rows_of(rig.sequences(r.config, [n + 1 for n in LENGTHS]))
             for half in (0.25, 1.0):  # two micro-batches add up
-                (r.model.log_probs(token, mcore.pack(lengths), target, torch.ones(len(token)))[0] * half).sum().backward()
+                (r.model.log_probs(token, mcore.pack(lengths), target, rig.ones(len(token)))[0] * half).sum().backward()
             found.append(gradients(r.model))
             r.close()
         self.assertTrue(all(torch.equal(found[0][name], found[1][name]) for name in found[0]))

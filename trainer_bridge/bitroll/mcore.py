@@ -45,6 +45,8 @@ def initialize(backend):
         dist.init_process_group("gloo" if backend == "oracle" else "nccl", store=dist.HashStore(), rank=0, world_size=1)
     if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_model_parallel(1, 1)
+    if backend == "cuda":  # the stock head, which OutputLayer replaces, is filled from this generator
+        megatron_random.model_parallel_cuda_manual_seed(1)
     if backend == "oracle":  # recomputing activations asks for the GPU's generator; nothing of this model draws from one
         megatron_random._get_cuda_rng_state = lambda *_, **__: None
         megatron_random._set_cuda_rng_state = lambda *_, **__: None
@@ -154,6 +156,7 @@ class BitrollModel(GPTModel):
         are left out of the forward and come back as 0."""
         keep = unpadded_rows(packed, token.numel())
         if keep is not None:
+            keep = keep.to(token.device)
             inner = [t[keep] if isinstance(t, torch.Tensor) and t.dim() else t for t in (token, target, temperature, slot)]
             out = self.log_probs(inner[0], tight(packed), inner[1], inner[2], inner[3], trace)
             return tuple(torch.zeros(token.numel(), dtype=t.dtype, device=t.device).index_copy(0, keep, t) for t in out)
@@ -178,7 +181,7 @@ def unpadded_rows(packed, n_row):
         return None
     cu, room = packed.cu_seqlens_q.tolist(), packed.cu_seqlens_q_padded.tolist()
     keep = [room[i] + k for i in range(len(cu) - 1) for k in range(cu[i + 1] - cu[i])]
-    return None if keep == list(range(n_row)) else torch.tensor(keep, dtype=torch.int64, device=packed.cu_seqlens_q.device)
+    return None if keep == list(range(n_row)) else torch.tensor(keep, dtype=torch.int64)
 
 
 def tight(packed):

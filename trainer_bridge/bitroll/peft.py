@@ -4,7 +4,7 @@ import os
 
 import torch
 
-from .checkpoint import read_safetensors
+from .tensors import read_safetensors
 from .lora import AbsorbedLinear, ExpertLinear, FusedLinear, LoraLinear
 from .names import PEFT_PREFIX, checkpoint_module
 

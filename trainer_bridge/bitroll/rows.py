@@ -12,7 +12,7 @@ class Rows:
     """cu_seqlens: [0, n_0, n_0 + n_1, ..]; n_row: rows in all, of which those behind the last sequence are padding. slot: adapter slot
     of every row, or a tensor (n_row) int32 with -1 for base rows."""
 
-    fn = functions  # what computes: one function an op (twin.py has the same names)
+    fn = functions  # what computes: one function an op (float64.py has the same names)
 
     def __init__(self, ops, cu_seqlens, n_row=None, slot=0):
         cu = [int(c) for c in cu_seqlens]

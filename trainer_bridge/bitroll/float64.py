@@ -180,7 +180,7 @@ def kda(rows, q, k, v, a, beta, n_head, d, scale, name):
         return t / torch.sqrt((t * t).sum(-1, keepdim=True) + 1e-6)
     q, k, v, a, out = unit(heads(q)) * scale, unit(heads(k)), heads(v), heads(a), []
     for span in rows.spans:
-        state = torch.zeros(n_head, d, d, dtype=F64)  # key, value
+        state = torch.zeros(n_head, d, d, dtype=F64, device=q.device)  # key, value
         for t in range(span.start, span.stop):
             decayed = a[t].unsqueeze(-1) * state
             r = torch.einsum("hkv,hk->hv", decayed, k[t])
@@ -202,9 +202,9 @@ def attn(rows, q, q_r, latent, select, alpha, name):
     for span in rows.spans:
         n, keys = span.stop - span.start, latent[span]
         score = alpha * torch.einsum("thc,jc->thj", torch.cat((q[span], q_r[span]), 2), keys)
-        seen = torch.ones(n, n, dtype=torch.bool).tril()
+        seen = torch.ones(n, n, dtype=torch.bool, device=q.device).tril()
         if select is not None:
-            seen = torch.zeros(n, n, dtype=torch.bool)
+            seen = torch.zeros_like(seen)
             for t in range(n):
                 seen[t, select[0][span.start + t, : int(select[1][span.start + t])].long()] = True
         p = torch.softmax(score.masked_fill(~seen.unsqueeze(1), -torch.inf), 2)
@@ -228,7 +228,7 @@ def route(rows, x, w, bias, topk, renormalize, scale, name):
 def experts(rows, x, expert, maps, act, name):
     w1, w3, w2 = (rows.weight(m) for m in maps)
     low = [adapter_of(m) for m in maps]
-    y = torch.zeros(*expert.shape, w2.shape[1], dtype=F64)
+    y = torch.zeros(*expert.shape, w2.shape[1], dtype=F64, device=x.device)
 
     def one(x, e, w, lora):
         y = x @ w[e].t()
