@@ -127,20 +127,11 @@ static br_status take_tensor(const lora_set *set, const lora_peft *peft, lora_ad
 
 /* ---- one adapter ------------------------------------------------------------------------------------------------------ */
 
-static void add_values(br_hash_stream *stream, const uint16_t *value, const bi_weightgen *gen, int64_t n) {
-    if (!gen) {
-        br_hash_add(stream, value, sizeof *value * (size_t)n);
-        return;
-    }
-    const uint64_t number[2] = {gen->key, (uint64_t)gen->kind};
-    const uint32_t bits[2] = {bi_u32_of(gen->offset), bi_u32_of(gen->unit)};
-    br_hash_add(stream, "generated", sizeof "generated");
-    br_hash_add(stream, number, sizeof number);
-    br_hash_add(stream, bits, sizeof bits);
+static br_digest digest_of(const uint16_t *value, const bi_weightgen *gen, int64_t n) {
+    return gen ? lora_digest_recipe(gen) : lora_digest_matrix(value, n);
 }
 
-/* Each map has both halves or none, and those of target_modules have both. Also the digest: of each map's name, the numbers
- * that matter and the bf16 values, so the spelling of the files does not enter it. */
+/* Each map has both halves or none, and those of target_modules have both. Also the digest. */
 static br_status check_pairs(const lora_set *set, const lora_peft *peft, lora_adapter *adapter) {
     br_hash_stream stream;
     br_hash_begin(&stream);
@@ -157,12 +148,9 @@ static br_status check_pairs(const lora_set *set, const lora_peft *peft, lora_ad
         if (!wanted)
             continue;
         adapter->n_pair++;
-        const int32_t number[4] = {pair->rank, pair->n_in, pair->n_out, pair->rslora};
-        br_hash_add(&stream, name, n + 1);
-        br_hash_add(&stream, number, sizeof number);
-        br_hash_add(&stream, &pair->alpha, sizeof pair->alpha);
-        add_values(&stream, pair->a, pair->gen_a, (int64_t)pair->rank * pair->n_in);
-        add_values(&stream, pair->b, pair->gen_b, (int64_t)pair->rank * pair->n_out);
+        const lora_scale scale = lora_pair_scale(pair);
+        lora_digest_add(&stream, name, n, &scale, digest_of(pair->a, pair->gen_a, (int64_t)pair->rank * pair->n_in),
+                        digest_of(pair->b, pair->gen_b, (int64_t)pair->rank * pair->n_out));
     }
     adapter->digest = br_hash_end(&stream);
     return BR_OK;
@@ -271,6 +259,10 @@ exit:
     return status;
 }
 
+static br_status empty_adapter(const lora_set *set, lora_adapter *adapter) {
+    return br_mem_alloc((void **)&adapter->pair, (size_t)set->n_map * sizeof *adapter->pair, "an adapter's table of maps");
+}
+
 /* ---- the set ---------------------------------------------------------------------------------------------------------- */
 
 static br_status name_adapter(lora_set *set, const char *name) {
@@ -312,13 +304,15 @@ br_status lora_open(const br_config *config, const br_adapter_source *source, in
     *out = NULL;
     if (n_source < 0 || n_source > LORA_ADAPTER_MAX)
         return br_fail(BR_E_LIMIT, "%d adapters: expected 0 to %d", n_source, LORA_ADAPTER_MAX);
-    for (int32_t i = 0; i < n_source; i++)
-        if (!source || !source[i].dir)
-            return br_fail(BR_E_ARG, "adapter %d of %d has no folder", i, n_source);
+    if (n_source > 0 && !source)
+        return br_fail(BR_E_ARG, "%d adapters, but no list of them", n_source);
     BR_TRY_GOTO(new_set(config, out), exit);
     for (int32_t i = 0; i < n_source; i++) {
         BR_TRY_GOTO(name_adapter(*out, source[i].name), exit);
-        status = read_adapter(*out, source[i].dir, allow_zero, &(*out)->adapter[i]);
+        if (source[i].dir)
+            status = read_adapter(*out, source[i].dir, allow_zero, &(*out)->adapter[i]);
+        else
+            status = empty_adapter(*out, &(*out)->adapter[i]);
         if (status != BR_OK) {
             br_fail_context(status, "adapter '%s'", source[i].name);
             goto exit;
@@ -371,6 +365,10 @@ int32_t lora_find(const lora_set *set, const char *name) {
 
 br_digest lora_digest(const lora_set *set, int32_t slot) {
     return set->adapter[slot].digest;
+}
+
+int lora_is_generated(const lora_set *set, int32_t slot) {
+    return set->adapter[slot].gen != NULL;
 }
 
 lora_pair lora_pair_of(const lora_set *set, int32_t slot, br_class cls, int32_t layer, int32_t expert) {

@@ -13,8 +13,8 @@
 #ifndef LORA_SLOTS_H
 #define LORA_SLOTS_H
 
-#include "bi_weightgen.h"
 #include "br_weights.h"
+#include "lora_digest.h"
 
 /* A name is at most LORA_NAME_BYTES_MAX bytes: rollout files have that room. */
 enum { LORA_RANK_MAX = 256, LORA_ADAPTER_MAX = 64, LORA_NAME_BYTES_MAX = 63 };
@@ -29,9 +29,14 @@ typedef struct lora_pair {
     int32_t rslora;
 } lora_pair;
 
+static inline lora_scale lora_pair_scale(const lora_pair *pair) {
+    return (lora_scale){.rank = pair->rank, .rslora = pair->rslora, .alpha = pair->alpha};
+}
+
 typedef struct lora_set lora_set;
 
-/* Errors besides those above: BR_E_ARG (a name twice, empty, too long, or "base"), BR_E_LIMIT, BR_E_NOT_FOUND, BR_E_IO,
+/* A source without a folder is an adapter that starts empty: no pairs, digest 0, 0.
+ * Errors besides those above: BR_E_ARG (a name twice, empty, too long, or "base"), BR_E_LIMIT, BR_E_NOT_FOUND, BR_E_IO,
  * BR_E_NOMEM; the sentence begins with the adapter's name. *out is NULL on error. */
 br_status lora_open(const br_config *config, const br_adapter_source *source, int32_t n_source, int32_t allow_zero,
                     lora_set **out);
@@ -43,10 +48,10 @@ int32_t lora_count(const lora_set *set);
 const char *lora_name(const lora_set *set, int32_t slot);
 /* The slot; -1: not loaded. "base" and NULL are the caller's business. */
 int32_t lora_find(const lora_set *set, const char *name);
-/* Of each map's name, rank, alpha, rslora and bf16 values: equal however the files spell or store them. Of a generated adapter the
- * recipes stand for the values. */
+/* lora_digest.h: equal however the files spell or store the adapter. Of a generated one the recipes stand for the values. */
 br_digest lora_digest(const lora_set *set, int32_t slot);
 lora_pair lora_pair_of(const lora_set *set, int32_t slot, br_class cls, int32_t layer, int32_t expert);
+int lora_is_generated(const lora_set *set, int32_t slot);
 int32_t lora_rank_max(const lora_set *set);                /* 0 when there is no adapter */
 
 #endif

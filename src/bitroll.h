@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 #define BR_VERSION_TEXT "0.1.0"
-#define BR_ABI_VERSION 1
+#define BR_ABI_VERSION 2
 
 /* Values are pinned: gaps are for later errors of the same kind. */
 typedef enum br_status {
@@ -57,7 +57,7 @@ typedef struct br_engine br_engine;
 
 typedef struct br_adapter_source {
     const char *name; /* what requests call it; unique, not "base" */
-    const char *dir;  /* PEFT folder: adapter_config.json, adapter_model.safetensors or generated.json */
+    const char *dir;  /* PEFT folder: adapter_config.json, adapter_model.safetensors or generated.json; NULL with swap_rank: starts empty */
 } br_adapter_source;
 
 /* Zero means the default in brackets. */
@@ -75,6 +75,8 @@ typedef struct br_engine_options {
     int32_t preempt_every;      /* test aid: preempt the youngest running sequence at every n-th step [0, never] */
     int32_t no_prefix_cache;    /* 1: nothing is shared between sequences */
     int32_t max_tok;            /* longest sequence, prompt and response; cut to what position_max and pages hold [that] */
+    int32_t swap_rank;          /* adapters can be swapped, up to this rank: see br_swap_begin; at most 64 names, on cuda 8 [0, never] */
+    double swap_alpha;          /* lora_alpha of the manifest of an adapter that starts empty [2 * swap_rank] */
 } br_engine_options;
 
 /* Loads, checks and packs everything; afterwards nothing of ours allocates until close.
@@ -82,7 +84,15 @@ typedef struct br_engine_options {
 br_status br_engine_open(const br_engine_options *options, br_engine **out);
 void br_engine_close(br_engine *engine); /* NULL is a no-op; requests still running are dropped */
 br_digest br_engine_weights_digest(const br_engine *engine);
-br_status br_engine_adapter_digest(const br_engine *engine, const char *name, br_digest *out); /* "base" gives 0, 0 */
+/* Other base weights: those of a checkpoint with an equal config.json, checked whole first, then copied to where the old ones lie. Adapters
+ * stay. expected NULL: any digest. Errors: BR_E_LIMIT while a request has not ended, BR_E_MISMATCH (the digest is another), those of open
+ * for the checkpoint; the old weights go on then, unless memory ran out in the middle: the engine can only be closed, and br_poll says so. */
+br_status br_engine_reload(br_engine *engine, const char *model_dir, const br_digest *expected);
+/* Of the version that new requests run on, as it was loaded. "base" and an adapter that is empty give 0, 0. */
+br_status br_engine_adapter_digest(const br_engine *engine, const char *name, br_digest *out);
+/* The same, computed now from the memory that forwards read: any bit there that is not as it was loaded gives another digest. Of a
+ * generated adapter the values count, not the recipe. Reads all of it, and allocates while it runs. */
+br_status br_engine_adapter_live_digest(br_engine *engine, const char *name, br_digest *out);
 
 enum { BR_STOP_MAX = 16, BR_TOP_LOGPROBS_MAX = 20, BR_UID_BYTES_MAX = 255 };
 
@@ -153,6 +163,99 @@ br_status br_poll(br_engine *engine, br_token *out, int32_t n_max, int32_t *n_ou
 br_status br_request_error(const br_engine *engine, uint64_t id, const char **sentence);
 /* Alternatives of the token handed out last for this request, best first. */
 int32_t br_top_logprobs(const br_engine *engine, uint64_t id, br_top_logprob out[BR_TOP_LOGPROBS_MAX]);
+
+/* ---- adapters that change while the engine runs ------------------------------------------------------------------------
+ * With swap_rank every adapter name has two places at fixed addresses, of that rank on every map that can carry an adapter. A new version
+ * comes into the one that is not live, is checked whole, and goes live between two steps:
+ *   br_swap_begin, br_swap_chunk .., br_swap_end   (or br_swap_from_folder, br_swap_from_memory)   then br_swap_commit.
+ * Until the commit every error drops what came in, and the live version goes on. Names are independent of each other. Nothing computed
+ * under one version is reused under another. All calls belong to the engine's thread, between polls. Errors of all: BR_E_NOT_FOUND (no
+ * such adapter, or the engine was opened without swap_rank), BR_E_ARG (not a call of this state; the sentence names both). */
+typedef enum br_swap_state {
+    BR_SWAP_IDLE = 0,
+    BR_SWAP_RECEIVING = 1,
+    BR_SWAP_PREPARED = 2, /* whole and checked */
+    BR_SWAP_DRAINING = 3, /* committed as soon as the sequences of the version before have ended */
+    BR_SWAP_STATE_COUNT = 4
+} br_swap_state;
+
+typedef enum br_swap_answer {
+    BR_SWAP_DONE = 0,
+    BR_SWAP_COMMITTED = 1, /* the version is live, by this call or before it */
+    BR_SWAP_WAITS = 2,     /* draining */
+    BR_SWAP_BUSY = 3,      /* with BR_E_LIMIT: sequences run on the other place, or draining; poll and ask again */
+    BR_SWAP_REFUSED = 4    /* with the error */
+} br_swap_answer;
+
+typedef enum br_swap_flag {
+    BR_SWAP_INITIAL = 1, /* version 0: every B may be zero */
+    BR_SWAP_RESYNC = 2   /* after a restart of the sender: any version may follow */
+} br_swap_flag;
+
+/* What becomes of the requests of the version before, waiting ones included. */
+typedef enum br_swap_mode {
+    BR_SWAP_DRAIN = 0,      /* the commit waits until they have ended; br_submit under this adapter is BR_E_LIMIT until then */
+    BR_SWAP_STOP = 1,       /* they end with BR_STOP_ABORT */
+    BR_SWAP_FINISH_OLD = 2, /* they keep their version; the next begin is busy until they have ended */
+    BR_SWAP_IN_FLIGHT = 3   /* they go on under the new version: what they computed so far is the old one's, they are not certified */
+} br_swap_mode;
+
+/* The tensors of a version, in order, bf16, row-major. They are known by their number. */
+enum { BR_SWAP_NAME_BYTES = 160 };
+typedef struct br_swap_tensor {
+    char name[BR_SWAP_NAME_BYTES]; /* as PEFT writes it */
+    int32_t is_b;                  /* 0: A (rank, n_in); 1: B (n_out, rank) */
+    int32_t n_row, n_col;
+    int32_t expert;                /* -1: not of an expert */
+} br_swap_tensor;
+
+/* An adapter that starts empty has a manifest of all maps at swap_rank, another one that of its folder. The digest is over names, kinds,
+ * shapes, alpha and rslora: two sides that agree on it mean the same numbers. */
+br_status br_swap_manifest(const br_engine *engine, const char *adapter, int64_t *n_tensor, br_digest *digest);
+br_status br_swap_tensor_at(const br_engine *engine, const char *adapter, int64_t tensor, br_swap_tensor *out); /* BR_E_ARG: no such number */
+br_status br_swap_find(const br_engine *engine, const char *adapter, const char *tensor_name, int64_t *tensor); /* BR_E_NOT_FOUND */
+/* Another manifest, from the text of an adapter_config.json whose target_modules is a list. Idle only. Errors: as for a folder. */
+br_status br_swap_define(br_engine *engine, const char *adapter, const char *json, size_t n);
+
+/* version: that of the live one + 1, 0 for an adapter that is empty (a folder is version 0), any with BR_SWAP_RESYNC. One that is live
+ * already is answered COMMITTED and changes nothing; its digest tells whether the same bytes are meant. answer is never NULL. */
+br_status br_swap_begin(br_engine *engine, const char *adapter, int64_t version, uint32_t flags, br_swap_answer *answer);
+/* Tensors in any order, one after the other, each in chunks of rising offset without gaps; bytes are read before the call returns.
+ * BR_E_FORMAT: out of range, overlapping, a gap, a tensor twice or left in the middle, NaN or Inf. */
+br_status br_swap_chunk(br_engine *engine, const char *adapter, int64_t tensor, uint64_t offset, const void *bytes, size_t n);
+/* BR_E_FORMAT: a tensor is missing, or no B has an effect. BR_E_MISMATCH: the digest (that of br_engine_adapter_digest) is another. */
+br_status br_swap_end(br_engine *engine, const char *adapter, br_digest expected);
+/* BR_E_LIMIT: in-flight, and a request has BR_VERSION_RUN_MAX versions already; the version stays prepared. */
+br_status br_swap_commit(br_engine *engine, const char *adapter, int64_t version, br_swap_mode mode, br_swap_answer *answer);
+br_status br_swap_abort(br_engine *engine, const char *adapter); /* also when there is nothing to abort */
+/* begin to end in one call. From a folder the manifest is the folder's from then on. value (n_tensor) of the manifest, 2-byte aligned;
+ * expected NULL: any digest. After DONE the version is prepared. */
+br_status br_swap_from_folder(br_engine *engine, const char *adapter, const char *dir, int64_t version, uint32_t flags, br_swap_answer *answer);
+br_status br_swap_from_memory(br_engine *engine, const char *adapter, const uint16_t *const *value, int64_t n_tensor,
+                              const br_digest *expected, int64_t version, uint32_t flags, br_swap_answer *answer);
+
+typedef struct br_swap_status {
+    br_swap_state state;
+    int64_t live_version, version; /* -1: none; version: the one that comes in */
+    br_digest live_digest, digest; /* digest: from prepared on */
+    int64_t n_tensor, n_whole;     /* of the one that comes in */
+    int32_t n_live, n_old;         /* requests that have not ended: on the live version; on the one before */
+} br_swap_status;
+br_status br_swap_status_of(const br_engine *engine, const char *adapter, br_swap_status *out);
+
+/* Which versions sampled the tokens of a request, in order. */
+enum { BR_VERSION_RUN_MAX = 16 };
+typedef struct br_version_run {
+    int64_t version; /* -1: base, or an engine without swap_rank */
+    int32_t n_tok;
+} br_version_run;
+typedef struct br_versions {
+    br_version_run run[BR_VERSION_RUN_MAX];
+    int32_t n_run;
+    int32_t certified; /* 1: one version from the first prompt token on */
+} br_versions;
+/* From submit until the poll after its last token, as br_request_error. BR_E_NOT_FOUND: no such request. */
+br_status br_request_versions(const br_engine *engine, uint64_t id, br_versions *out);
 
 /* ---- jobs: one a verb ------------------------------------------------------------------------------------------------- */
 

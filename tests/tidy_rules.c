@@ -8,7 +8,7 @@
 
 enum { LINES_MAX = 600, FUNCTION_LINES_MAX = 70, WIDTH_MAX = 150, NAME_BYTES = 256 };
 
-#define PRODUCT "src kernels_batch_invariant lora"
+#define PRODUCT "src kernels_batch_invariant lora weightsync"
 #define KERNELS "kernels_batch_invariant"
 #define NUMERIC "kernels_batch_invariant/numeric"
 
@@ -69,7 +69,8 @@ static const struct {
     {"src/ops", "src/base br_device.h config_json.h br_model.h bitroll_ops.h " KERNELS " " KERNELS "/backward"},
     {"src/proof", "src/base src/io"},
     {"src/stats", "src/base src/io"},
-    {"src/engine", "src/base src/device src/io src/comm src/kv src/sched src/weights src/model src/logprob src/proof src/stats lora "
+    {"weightsync", "src/base src/weights lora"},
+    {"src/engine", "src/base src/device src/io src/comm src/kv src/sched src/weights src/model src/logprob src/proof src/stats lora weightsync "
                    KERNELS " " NUMERIC},
     {"src/bench", "src/base src/device src/io src/model src/weights src/engine " KERNELS " " NUMERIC},
     {"src/cli", ""},

@@ -8,7 +8,7 @@
 #include <string.h>
 
 enum { DEFAULT_MAX_SEQS = 64, DEFAULT_CHUNK = 256, DEFAULT_STATE_EVERY = 256, DEFAULT_TOK_A_SEQ = 1024 };
-enum { KEPT_STATES_EXTRA = 16 };
+enum { KEPT_STATES_EXTRA = 16, SWAP_ALPHA_MAX = 65536 }; /* of alpha: as in files */
 
 static void fill_defaults(br_engine_options *o) {
     if (!o->max_seqs)
@@ -22,6 +22,8 @@ static void fill_defaults(br_engine_options *o) {
         o->max_tok = room > BR_POSITION_MAX ? BR_POSITION_MAX : (int32_t)room;
     if (!o->state_every)
         o->state_every = DEFAULT_STATE_EVERY;
+    if (o->swap_alpha == 0)
+        o->swap_alpha = 2 * o->swap_rank;
 }
 
 static br_status check_options(const br_engine_options *o) {
@@ -33,6 +35,8 @@ static br_status check_options(const br_engine_options *o) {
         return br_fail(BR_E_ARG, "kv_pages %d: expected 1 to %d", o->kv_pages, BR_POSITION_MAX);
     if (o->max_tok < 0)
         return br_fail(BR_E_ARG, "max_tok %d: expected 0 or more", o->max_tok);
+    if (!(o->swap_alpha >= -SWAP_ALPHA_MAX && o->swap_alpha <= SWAP_ALPHA_MAX))
+        return br_fail(BR_E_ARG, "swap_alpha %g: expected -%d to %d", o->swap_alpha, SWAP_ALPHA_MAX, SWAP_ALPHA_MAX);
     return BR_OK;
 }
 
@@ -40,7 +44,7 @@ static void lay_out(void *owner, br_arena *arena) {
     br_engine *e = owner;
     e->request = BR_ARENA_ARRAY(arena, engine_request, e->n_request_max);
     e->queue = BR_ARENA_ARRAY(arena, br_token, e->n_queue_max);
-    e->root = BR_ARENA_ARRAY(arena, br_digest, lora_count(e->loaded.adapters) + 1);
+    e->root = BR_ARENA_ARRAY(arena, br_digest, br_model_slot_count(e->loaded.model) + 1);
     e->outcome = BR_ARENA_ARRAY(arena, sched_outcome, e->options.max_seqs);
     e->sample_seg = BR_ARENA_ARRAY(arena, int32_t, e->options.max_seqs);
 }
@@ -58,12 +62,29 @@ static br_status open_caches(br_engine *e) {
     return BR_OK;
 }
 
-/* Prefix blocks are shared only under equal weights, adapter and contract. */
+void engine_bind_root(br_engine *e, int32_t slot, uint64_t epoch) {
+    struct { br_digest adapter, contract; uint64_t epoch; } part = {br_loaded_adapter_digest(&e->loaded, slot), br_contract_digest(), epoch};
+    e->root[slot + 1] = br_hash_chain(e->loaded.weights_digest, &part, sizeof part);
+}
+
 static void bind_roots(br_engine *e) {
-    for (int32_t slot = -1; slot < lora_count(e->loaded.adapters); slot++) {
-        const br_digest part[2] = {br_loaded_adapter_digest(&e->loaded, slot), br_contract_digest()};
-        e->root[slot + 1] = br_hash_chain(e->loaded.weights_digest, part, sizeof part);
-    }
+    for (int32_t slot = -1; slot < br_model_slot_count(e->loaded.model); slot++)
+        engine_bind_root(e, slot, 0);
+    if (e->swap)
+        engine_swap_bind_roots(e);
+}
+
+br_status br_engine_reload(br_engine *e, const char *model_dir, const br_digest *expected) {
+    int32_t changed = 0;
+    if (!model_dir)
+        return br_fail(BR_E_ARG, "no model folder given");
+    if (sched_n_left(e->sched) > 0)
+        return br_fail(BR_E_LIMIT, "%d requests run: weights are changed when none does", sched_n_left(e->sched));
+    const br_status status = br_loaded_reload(&e->loaded, model_dir, expected, &changed);
+    if (status != BR_OK && changed)
+        e->broken = status;
+    bind_roots(e); /* what was computed under the weights before is never found again */
+    return status;
 }
 
 static br_status open_parts(br_engine *e) {
@@ -82,7 +103,7 @@ static br_status open_parts(br_engine *e) {
     BR_TRY(draw_open(&e->draw, &e->loaded, o->max_seqs));
     BR_TRY(br_mirror_open(e->loaded.device, (size_t)o->max_seqs * sizeof(bi_first_fault), "faults", &e->fault));
     bind_roots(e);
-    return BR_OK;
+    return e->options.swap_rank ? engine_swap_open(e) : BR_OK;
 }
 
 br_status br_engine_open(const br_engine_options *options, br_engine **out) {
@@ -115,6 +136,7 @@ void br_engine_close(br_engine *e) {
         br_device_free(e->loaded.device, e->pages);
         br_device_free(e->loaded.device, e->states);
     }
+    engine_swap_close(e);
     sched_close(e->sched);
     br_loaded_close(&e->loaded);
     br_mem_free(e->arena.base);
@@ -138,9 +160,9 @@ br_digest br_engine_weights_digest(const br_engine *e) {
 }
 
 br_status br_engine_adapter_digest(const br_engine *e, const char *name, br_digest *out) {
-    int32_t slot;
-    BR_TRY(br_loaded_slot(&e->loaded, name, &slot));
-    *out = br_loaded_adapter_digest(&e->loaded, slot);
+    int32_t index;
+    BR_TRY(br_loaded_name(&e->loaded, name, &index));
+    *out = br_loaded_adapter_digest(&e->loaded, br_loaded_live_slot(&e->loaded, index));
     return BR_OK;
 }
 
@@ -173,9 +195,11 @@ static bi_sampling setting_of(const br_request *r) {
 }
 
 static br_status submit(br_engine *e, const br_request *r, const int32_t *forced, uint64_t *id) {
-    int32_t index = 0, slot;
+    int32_t index = 0, name, slot;
     *id = 0;
     BR_TRY(check_request(e, r));
+    BR_TRY(br_loaded_name(&e->loaded, r->adapter, &name));
+    BR_TRY(engine_swap_admit(e, name));
     BR_TRY(br_loaded_slot(&e->loaded, r->adapter, &slot));
     while (index < e->n_request_max && e->request[index].id)
         index++;
@@ -187,7 +211,9 @@ static br_status submit(br_engine *e, const br_request *r, const int32_t *forced
     BR_TRY(sched_submit(e->sched, &request));
     e->n_submitted++;
     engine_request *held = &e->request[index];
-    *held = (engine_request){.id = fresh, .setting = setting_of(r), .n_prompt = r->n_prompt, .sampling = r->sampling, .forced = forced};
+    *held = (engine_request){.id = fresh, .setting = setting_of(r), .n_prompt = r->n_prompt, .sampling = r->sampling, .forced = forced,
+                              .slot = slot, .versions = {.n_run = 1, .certified = 1}};
+    held->versions.run[0].version = engine_swap_version(e, name);
     *id = fresh;
     return BR_OK;
 }
@@ -228,7 +254,7 @@ br_status br_abort(br_engine *e, uint64_t id) {
     br_token token = {.request = id, .token = -1, .position = request->n_prompt + request->n_new, .logprob = BR_UNSCORED, .logprob_raw = BR_UNSCORED,
                       .logprob_kept = BR_UNSCORED, .entropy = BR_UNSCORED, .last = 1, .stop = BR_STOP_ABORT};
     engine_push(e, &token);
-    return BR_OK;
+    return engine_swap_settle(e);
 }
 
 /* Requests whose last token went out in an earlier poll make room. */
@@ -247,6 +273,8 @@ br_status br_poll(br_engine *e, br_token *out, int32_t n_max, int32_t *n_out, in
     if (e->queue_count == 0) {
         const char *outer = br_mem_seal("step");
         e->broken = engine_step(e);
+        if (e->broken == BR_OK)
+            e->broken = engine_swap_settle(e);
         br_mem_unseal(outer);
         if (e->broken != BR_OK)
             return e->broken;

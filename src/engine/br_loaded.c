@@ -15,26 +15,52 @@ static br_status check_options(const br_engine_options *options) {
         return br_fail(BR_E_UNSUPPORTED, "backend '%s': expected oracle or cuda", options->backend);
     if (options->n_thread < 0 || options->n_thread > BR_THREAD_MAX)
         return br_fail(BR_E_ARG, "%d threads: expected 1 to %d", options->n_thread, BR_THREAD_MAX);
+    if (options->swap_rank < 0 || options->swap_rank > LORA_RANK_MAX)
+        return br_fail(BR_E_ARG, "swap_rank %d: expected 0 to %d", options->swap_rank, LORA_RANK_MAX);
+    for (int32_t i = 0; i < options->n_adapter && options->adapter && !options->swap_rank; i++)
+        if (!options->adapter[i].dir)
+            return br_fail(BR_E_ARG, "adapter %d of %d has no folder: only with swap_rank one may start empty", i, options->n_adapter);
     return BR_OK;
 }
 
 /* Without a name: cuda where a usable GPU is. The oracle computes in host memory, the other backend on the GPU. */
 static br_status open_backend(br_loaded *loaded, const char *name) {
-    const bi_limits limits = br_model_limits(&loaded->config, lora_rank_max(loaded->adapters), lora_count(loaded->adapters),
-                                             loaded->n_row_max, loaded->n_pos_max);
+    const int32_t rank = lora_rank_max(loaded->adapters), n_slot = lora_count(loaded->adapters) * loaded->n_way;
+    const int32_t rank_max = loaded->swap_rank > rank ? loaded->swap_rank : rank;
+    const bi_limits limits = br_model_limits(&loaded->config, rank_max, n_slot, loaded->n_row_max, loaded->n_pos_max);
     const char *device = !name ? NULL : strcmp(name, "oracle") == 0 ? "host" : "cuda";
     BR_TRY(br_device_open(device, &loaded->device));
     if (br_device_is_host(loaded->device))
         return bi_backend_oracle_open(&limits, loaded->pool, NULL, &loaded->backend);
-    return bi_backend_cuda_open(&limits, loaded->device, &loaded->backend);
+    const br_status status = bi_backend_cuda_open(&limits, loaded->device, &loaded->backend);
+    if (status == BR_E_LIMIT && loaded->swap_rank)
+        br_fail_context(status, "adapters that are swapped own %d slots a name", loaded->n_way);
+    return status;
+}
+
+static br_model_options model_options(const br_loaded *loaded, const br_weights *weights) {
+    return (br_model_options){
+        .config = &loaded->config, .weights = weights, .adapters = loaded->adapters, .backend = loaded->backend,
+        .device = loaded->device, .pool = loaded->pool, .comm = {.rank = 0, .n_rank = 1}, .n_row_max = loaded->n_row_max,
+        .swap_rank = loaded->swap_rank,
+    };
 }
 
 static br_status open_model(br_loaded *loaded, const br_weights *weights) {
-    br_model_options options = {
-        .config = &loaded->config, .weights = weights, .adapters = loaded->adapters, .backend = loaded->backend,
-        .device = loaded->device, .pool = loaded->pool, .comm = {.rank = 0, .n_rank = 1}, .n_row_max = loaded->n_row_max,
-    };
+    const br_model_options options = model_options(loaded, weights);
     return br_model_open(&options, &loaded->model);
+}
+
+/* Slots, and what they hold. A generated adapter that can be swapped is known by its values, as its successors are: see engine_swap.c. */
+static br_status bind_adapters(br_loaded *loaded, int32_t swap_rank) {
+    const int32_t rank = lora_rank_max(loaded->adapters);
+    loaded->swap_rank = swap_rank;
+    loaded->n_way = swap_rank ? BR_MODEL_WAYS : 1;
+    for (int32_t i = 0; i < lora_count(loaded->adapters); i++)
+        loaded->slot_digest[i * loaded->n_way] = lora_digest(loaded->adapters, i);
+    if (swap_rank && rank > swap_rank)
+        return br_fail(BR_E_LIMIT, "swap_rank %d: expected at least %d, the rank of an adapter that is loaded", swap_rank, rank);
+    return BR_OK;
 }
 
 br_status br_loaded_open(const br_engine_options *options, int32_t n_row_max, int32_t n_pos_max, int32_t whole, br_loaded *out) {
@@ -52,6 +78,7 @@ br_status br_loaded_open(const br_engine_options *options, int32_t n_row_max, in
     BR_TRY_GOTO(br_weights_check_data(weights), exit);
     out->weights_digest = br_weights_digest(weights);
     BR_TRY_GOTO(lora_open(&out->config, options->adapter, options->n_adapter, options->allow_zero_adapter, &out->adapters), exit);
+    BR_TRY_GOTO(bind_adapters(out, options->swap_rank), exit);
     BR_TRY_GOTO(br_pool_open(options->n_thread ? options->n_thread : br_pool_core_count(), &out->pool), exit);
     BR_TRY_GOTO(open_backend(out, options->backend), exit);
     BR_TRY_GOTO(open_model(out, weights), exit);
@@ -59,6 +86,32 @@ exit:
     br_weights_close(weights);
     if (status != BR_OK)
         br_loaded_close(out);
+    return status;
+}
+
+br_status br_loaded_reload(br_loaded *loaded, const char *dir, const br_digest *expected, int32_t *changed) {
+    br_status status;
+    br_config config;
+    br_weights *weights = NULL;
+    *changed = 0;
+    BR_TRY(br_config_read(dir, &config));
+    if (!br_digest_equal(br_config_digest(&config), loaded->config_digest))
+        return br_fail(BR_E_FORMAT, "%s: its config.json describes another model than the one that is loaded", dir);
+    BR_TRY_GOTO(checkpoint_open(dir, &loaded->config, &weights), exit);
+    BR_TRY_GOTO(br_weights_check_data(weights), exit);
+    const br_digest digest = br_weights_digest(weights);
+    if (expected && !br_digest_equal(digest, *expected)) {
+        char found[BR_DIGEST_TEXT_BYTES], wanted[BR_DIGEST_TEXT_BYTES];
+        br_digest_text(digest, found);
+        br_digest_text(*expected, wanted);
+        status = br_fail(BR_E_MISMATCH, "%s: the digest of its weights is %s: expected %s", dir, found, wanted);
+        goto exit;
+    }
+    const br_model_options options = model_options(loaded, weights);
+    BR_TRY_GOTO(br_model_reload(loaded->model, &options, changed), exit);
+    loaded->weights_digest = digest;
+exit:
+    br_weights_close(weights);
     return status;
 }
 
@@ -71,12 +124,12 @@ void br_loaded_close(br_loaded *loaded) {
     memset(loaded, 0, sizeof *loaded);
 }
 
-br_status br_loaded_slot(const br_loaded *loaded, const char *adapter, int32_t *slot) {
-    *slot = -1;
+br_status br_loaded_name(const br_loaded *loaded, const char *adapter, int32_t *name) {
+    *name = -1;
     if (!adapter || strcmp(adapter, "base") == 0)
         return BR_OK;
-    *slot = lora_find(loaded->adapters, adapter);
-    if (*slot >= 0)
+    *name = lora_find(loaded->adapters, adapter);
+    if (*name >= 0)
         return BR_OK;
     char names[256] = "base";
     for (int32_t i = 0; i < lora_count(loaded->adapters); i++) {
@@ -86,6 +139,16 @@ br_status br_loaded_slot(const br_loaded *loaded, const char *adapter, int32_t *
     return br_fail(BR_E_NOT_FOUND, "adapter '%s' is not loaded; loaded are: %s", adapter, names);
 }
 
+br_status br_loaded_slot(const br_loaded *loaded, const char *adapter, int32_t *slot) {
+    BR_TRY(br_loaded_name(loaded, adapter, slot));
+    if (*slot < 0 || loaded->n_way <= 1)
+        return BR_OK;
+    *slot = br_loaded_live_slot(loaded, *slot);
+    if (br_digest_equal(loaded->slot_digest[*slot], (br_digest){0}))
+        return br_fail(BR_E_NOT_FOUND, "adapter '%s' is empty: expected a version to be committed first", adapter);
+    return BR_OK;
+}
+
 br_status br_loaded_check_length(const br_loaded *loaded, int32_t n_tok) {
     if (n_tok <= loaded->n_pos_max)
         return BR_OK;
@@ -93,7 +156,9 @@ br_status br_loaded_check_length(const br_loaded *loaded, int32_t n_tok) {
 }
 
 br_digest br_loaded_adapter_digest(const br_loaded *loaded, int32_t slot) {
-    return slot < 0 ? (br_digest){0} : lora_digest(loaded->adapters, slot);
+    if (slot < 0)
+        return (br_digest){0};
+    return loaded->n_way > 1 ? loaded->slot_digest[slot] : lora_digest(loaded->adapters, slot);
 }
 
 br_status br_loaded_report(const br_loaded *loaded, br_report *report) {
@@ -110,7 +175,7 @@ br_status br_loaded_report(const br_loaded *loaded, br_report *report) {
         BR_TRY(br_mem_alloc((void **)&copy, strlen(name) + 1, "the report"));
         memcpy(copy, name, strlen(name) + 1);
         report->adapter_name[i] = copy;
-        report->adapter_digest[i] = lora_digest(loaded->adapters, i);
+        report->adapter_digest[i] = br_loaded_adapter_digest(loaded, br_loaded_live_slot(loaded, i));
         report->n_adapter = i + 1;
     }
     return BR_OK;

@@ -15,14 +15,26 @@ typedef struct br_loaded {
     bi_backend backend;
     br_model *model;
     int32_t n_row_max, n_pos_max;
+    int32_t swap_rank;                 /* 0: none */
+    int32_t n_way;                     /* slots of an adapter name: BR_MODEL_WAYS when they can be swapped; 0 or 1: slot = name */
+    int32_t live_way[LORA_ADAPTER_MAX]; /* by name */
+    br_digest slot_digest[BR_MODEL_WAYS * LORA_ADAPTER_MAX]; /* with two ways: of what each slot holds */
 } br_loaded;
 
 /* n_row_max: rows of a step. n_pos_max: the longest sequence to come, cut to max_position_embeddings; whole: n_row_max is
  * raised so that it fits into one step. Errors as br_engine_open; *out is closed again on error. */
 br_status br_loaded_open(const br_engine_options *options, int32_t n_row_max, int32_t n_pos_max, int32_t whole, br_loaded *out);
 void br_loaded_close(br_loaded *loaded);
+/* The weights of another checkpoint of the same config; expected NULL: any. As br_model_reload. */
+br_status br_loaded_reload(br_loaded *loaded, const char *dir, const br_digest *expected, int32_t *changed);
 
-/* -1 for NULL or "base", else the slot; BR_E_NOT_FOUND names the adapter and those that are loaded. */
+/* The number of an adapter's name, -1 for NULL or "base". */
+br_status br_loaded_name(const br_loaded *loaded, const char *adapter, int32_t *name);
+/* The slot that new requests of a name run on; -1: base. */
+static inline int32_t br_loaded_live_slot(const br_loaded *loaded, int32_t name) {
+    return loaded->n_way > 1 && name >= 0 ? name * loaded->n_way + loaded->live_way[name] : name;
+}
+/* -1 for NULL or "base", else that slot; one that is empty is BR_E_NOT_FOUND; BR_E_NOT_FOUND names the adapter and those that are loaded. */
 br_status br_loaded_slot(const br_loaded *loaded, const char *adapter, int32_t *slot);
 /* BR_E_LIMIT when a sequence of n_tok has positions behind n_pos_max. */
 br_status br_loaded_check_length(const br_loaded *loaded, int32_t n_tok);

@@ -4,6 +4,7 @@
 
 #include "br_sched.h"
 #include "draw.h"
+#include "engine_swap.h"
 #include "step_rows.h"
 
 enum { ENGINE_GRAPH_MAX = 256 };
@@ -16,6 +17,8 @@ typedef struct engine_request {
     int32_t n_prompt, n_new;
     br_sampling sampling;  /* as submitted: where the text ends */
     const int32_t *forced; /* NULL, or max_new tokens that are taken instead of drawn ones; the caller's */
+    int32_t slot;          /* adapter slot of its rows, -1 base */
+    br_versions versions;
     int32_t ended;
     br_status error;
     char sentence[ENGINE_ERROR_BYTES];
@@ -36,7 +39,8 @@ struct br_engine {
     engine_request *request; /* (n_request_max) */
     int32_t n_request_max;
     uint64_t n_submitted;
-    br_digest *root;         /* (n_adapter + 1) of slot - 1: what prefixes are bound to */
+    br_digest *root;         /* (n_slot + 1) of slot - 1: what prefixes are bound to */
+    engine_swap *swap;       /* NULL without swap_rank */
     /* tokens to hand out */
     br_token *queue; /* (n_queue_max) ring */
     int32_t n_queue_max, queue_first, queue_count;
@@ -62,6 +66,9 @@ void engine_push(br_engine *engine, const br_token *token);
 static inline int32_t engine_request_index(uint64_t id) { return (int32_t)(id & (ENGINE_REQUEST_MAX - 1)); }
 engine_request *engine_find(const br_engine *engine, uint64_t id); /* NULL: not held */
 void engine_end(engine_request *request, br_status error);
+/* What prefixes under a slot are bound to: equal weights, adapter and contract. epoch, nonzero where adapters are swapped, sets them apart
+ * further. */
+void engine_bind_root(br_engine *engine, int32_t slot, uint64_t epoch);
 
 /* br_submit with the response given: position by position the tokens `response` (max_new of the sampling) are taken instead of
  * drawn. `response` must live until the request ends. */

@@ -23,7 +23,7 @@ static void lay_out_rows(br_engine *e, const sched_plan *plan) {
     for (int32_t i = 0; i < plan->n_seg; i++) {
         const sched_seg *seg = &plan->seg[i];
         const size_t at = (size_t)seg->slot * (size_t)plan->table_ld, n_block = (size_t)(seg->pos + seg->n_tok - 1) / BR_PAGE_TOK + 1;
-        step_rows_add(rows, seg->slot, seg->pos, seg->token, seg->n_tok, seg->adapter);
+        step_rows_add(rows, seg->slot, seg->pos, seg->token, seg->n_tok, engine_find(e, seg->id)->slot); /* a swap may have moved it */
         memcpy(rows->page + at, plan->table + at, n_block * sizeof *plan->table);
         rows->state_index[seg->slot] = plan->state_index[seg->slot];
     }
@@ -154,6 +154,7 @@ static sched_outcome take_sample(br_engine *e, engine_request *r, int32_t i) {
         r->top[k] = (br_top_logprob){.token = top->token, .logprob = bits_of(top->logprob)};
     }
     r->n_new++;
+    r->versions.run[r->versions.n_run - 1].n_tok++;
     if (token.last)
         engine_end(r, BR_OK);
     engine_push(e, &token);

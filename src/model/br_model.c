@@ -37,12 +37,15 @@ br_status br_model_open(const br_model_options *options, br_model **out) {
     model->device = options->device;
     model->comm = options->comm;
     model->n_row_max = options->n_row_max;
-    model->n_slot = options->adapters ? lora_count(options->adapters) : 0;
+    model->swap_rank = options->swap_rank;
+    model->n_slot = (options->adapters ? lora_count(options->adapters) : 0) * (options->swap_rank ? BR_MODEL_WAYS : 1);
     model->attn_alpha = bi_const_attn_alpha(model->config.d_nope, model->config.d_rope);
     model->index_c = model->config.index_topk ? bi_const_index_c(model->config.index_n_head, model->config.index_d_head) : 0;
     model->kda_scale = bi_const_kda_scale(model->config.kda_d_head);
     model->act = (bi_act){.situ = model->config.act_situ, .beta = model->config.situ_beta, .linear_beta = model->config.situ_linear_beta};
     br_status status = model_bind(model, options);
+    if (status == BR_OK && model->swap_rank)
+        status = br_mem_alloc((void **)&model->swap_full, br_model_adapter_values(model) * sizeof *model->swap_full, "a matrix of an adapter");
     if (status != BR_OK) {
         br_model_close(model);
         return status;
@@ -56,6 +59,7 @@ void br_model_close(br_model *model) {
         return;
     br_device_free(model->device, model->memory.base);
     br_mem_free(model->arena.base);
+    br_mem_free(model->swap_full);
     br_mem_free(model);
 }
 

@@ -25,6 +25,7 @@ typedef struct br_model_options {
     br_pool *pool;             /* packs in parallel */
     br_comm comm;
     int32_t n_row_max;         /* rows of a step */
+    int32_t swap_rank;         /* 0: adapters stay as they are; else see model_adapter below */
 } br_model_options;
 
 /* The largest shapes the backend will see; call before it is opened. */
@@ -32,6 +33,9 @@ bi_limits br_model_limits(const br_config *config, int32_t rank_max, int32_t n_s
 
 br_status br_model_open(const br_model_options *options, br_model **out);
 void br_model_close(br_model *model);
+/* Other weights of the same config, put where the model's lie now; adapters keep what they hold. options: as at open, but for the
+ * weights. No forward may be under way. *changed 1 on error: some weights are new, some old, the model can only be closed. */
+br_status br_model_reload(br_model *model, const br_model_options *options, int32_t *changed);
 
 /* One cache page holds BR_PAGE_TOK positions of every MLA layer; one state holds every KDA layer of a sequence. */
 size_t br_model_page_bytes(const br_model *model);
@@ -62,5 +66,33 @@ br_status br_model_score(br_model *model, int32_t n_row, const bi_bf16 *x, const
                          float *logprob, float *logprob_raw, float *entropy, uint32_t *row_fault);
 
 const bi_ops *br_model_ops(const br_model *model);
+
+/* ---- adapters that change while the model is open (model_adapter.c) -------------------------------------------------------
+ * With swap_rank every adapter name owns BR_MODEL_WAYS slots, name * BR_MODEL_WAYS + way, whose stacks have that rank on every map that
+ * can carry an adapter, at addresses that stay. Way 0 begins as the adapter that was opened, way 1 empty: zeros, which give the base bits.
+ * Without it slot = name. Ops read the slot of a row from row_slot, so writing one that no row has disturbs nobody. */
+enum { BR_MODEL_WAYS = 2 };
+int32_t br_model_slot_count(const br_model *model);
+
+typedef struct br_model_matrix {
+    int32_t slot;
+    br_class cls;
+    int32_t layer, expert; /* -1: not of an expert */
+    int32_t is_b, rank;    /* A (rank, n_in), B (n_out, rank); rank at most swap_rank, the room behind it is zero */
+} br_model_matrix;
+
+/* value: row-major bf16 in host memory, NULL with rank 0: all zero. Only with swap_rank. Errors of the backend. */
+br_status br_model_adapter_write(br_model *model, const br_model_matrix *at, const uint16_t *value);
+/* s of one map. rank 0 gives 0. */
+br_status br_model_adapter_scale(br_model *model, const br_model_matrix *at, double alpha, int32_t rslora);
+
+/* The way back, out of the memory that forwards read: value (as above) receives the matrix. *intact 0: something besides those values
+ * is not as write leaves it: the room behind the rank, the backend's other copies of an element, the copy that an absorbed map keeps,
+ * or s, which is looked at with A. rank 0: nothing is written to value, all must be zero. */
+typedef struct br_model_reader br_model_reader;
+br_status br_model_reader_open(br_model *model, br_model_reader **out);
+void br_model_reader_close(br_model_reader *reader); /* NULL is a no-op */
+br_status br_model_adapter_read(br_model_reader *reader, const br_model_matrix *at, double alpha, int32_t rslora, uint16_t *value, int32_t *intact);
+size_t br_model_adapter_values(const br_model *model); /* the most values of a matrix */
 
 #endif

@@ -12,6 +12,8 @@ typedef struct binder {
     br_arena *arena;  /* structs, host */
     br_arena *memory; /* of the device */
     pack_jobs jobs;
+    int32_t base_only; /* adapters keep what they hold: their memory is passed by */
+    int32_t at_adapter;
 } binder;
 
 enum { MEMORY_ALIGN = 256 };
@@ -39,10 +41,15 @@ static pack_source source_of(const br_tensor *t) {
     return (pack_source){.data = t->data, .gen = t->gen};
 }
 
+static void add_job(binder *b, pack_job job) {
+    if (!(b->base_only && b->at_adapter))
+        pack_jobs_add(&b->jobs, job);
+}
+
 /* Fills matrix i of a stack. */
 static void fill(binder *b, const bi_mat *stack, int32_t i, pack_job source) {
     source.to = is_real(b) ? bi_mat_at(stack, i) : *stack;
-    pack_jobs_add(&b->jobs, source);
+    add_job(b, source);
 }
 
 /* n_out rows of n_in elements, one after the other. */
@@ -67,14 +74,16 @@ static bi_mat bind_mat(binder *b, br_class cls, int32_t layer) {
 static const float *bind_vector(binder *b, br_class cls, int32_t layer, int64_t n) {
     const br_tensor *t = tensor_of(b, cls, layer, -1);
     float *out = MEMORY(b, float, n);
-    pack_jobs_add(&b->jobs, (pack_job){.kind = t->dtype == BR_DTYPE_F32 ? PACK_F32 : PACK_WIDEN, .dst = out, .src = source_of(t), .n = n});
+    add_job(b, (pack_job){.kind = t->dtype == BR_DTYPE_F32 ? PACK_F32 : PACK_WIDEN, .dst = out, .src = source_of(t), .n = n});
     return out;
 }
 
 /* ---- adapters ------------------------------------------------------------------------------------------------------------- */
 
+/* What a slot begins with: of the two of a swapped adapter the second one is empty. */
 static lora_pair pair_of(const binder *b, int32_t slot, br_class cls, int32_t layer, int32_t i, int per_expert) {
-    return lora_pair_of(b->adapters, slot, cls, layer, per_expert ? i : -1);
+    const int32_t n_way = b->model->swap_rank ? BR_MODEL_WAYS : 1;
+    return slot % n_way ? (lora_pair){0} : lora_pair_of(b->adapters, slot / n_way, cls, layer, per_expert ? i : -1);
 }
 
 static pack_source a_of(const lora_pair *pair) {
@@ -93,15 +102,17 @@ static const float *bind_s(binder *b, int32_t slot, br_class cls, int32_t layer,
         if (pair.rank) /* others stay zero */
             s[i] = bi_const_lora_s(pair.alpha, pair.rank, pair.rslora);
     }
-    pack_jobs_add(&b->jobs, (pack_job){.kind = PACK_F32, .dst = out, .src = {.data = s}, .n = n});
+    add_job(b, (pack_job){.kind = PACK_F32, .dst = out, .src = {.data = s}, .n = n});
     return out;
 }
 
-/* One adapter on n maps: stacks of the largest rank, lower ones and maps that it leaves alone filled up with zeros; an A that all
+/* One adapter on n maps: stacks of the largest rank, or of swap_rank, lower ones and maps that it leaves alone filled up with zeros; an A that all
  * maps share lies there once. */
 static bi_adapter bind_adapter(binder *b, int32_t slot, br_class cls, int32_t layer, int32_t n, int per_expert) {
-    lora_pair most = {0};
-    int shared = n > 1;
+    lora_pair most = {.rank = b->model->swap_rank};
+    int shared = n > 1 && !most.rank; /* the next version need not share it */
+    if (most.rank)
+        br_linear_shape(&b->model->config, cls, layer, &most.n_out, &most.n_in);
     for (int32_t i = 0; i < n; i++) {
         const lora_pair pair = pair_of(b, slot, cls, layer, i, per_expert), first = pair_of(b, slot, cls, layer, 0, per_expert);
         most = pair.rank > most.rank ? pair : most;
@@ -125,17 +136,19 @@ static bi_adapter bind_adapter(binder *b, int32_t slot, br_class cls, int32_t la
 /* (n_slot) adapters on n maps of one class; per_expert 0 for a map that is not an expert's. NULL: no slot touches it. */
 static const bi_adapter *bind_adapters(binder *b, br_class cls, int32_t layer, int32_t n, int per_expert) {
     const int32_t n_slot = b->model->n_slot;
-    int any = 0;
+    int any = b->model->swap_rank && n_slot;
     for (int32_t i = 0; i < n_slot * n && !any; i++)
         any = pair_of(b, i / n, cls, layer, i % n, per_expert).rank != 0;
     if (!any)
         return NULL;
     bi_adapter *slot = STRUCTS(b, bi_adapter, n_slot);
+    b->at_adapter = 1;
     for (int32_t i = 0; i < n_slot; i++) {
         const bi_adapter adapter = bind_adapter(b, i, cls, layer, n, per_expert);
         if (is_real(b))
             slot[i] = adapter;
     }
+    b->at_adapter = 0;
     return slot;
 }
 
@@ -173,24 +186,24 @@ static void bind_kda(binder *b, int32_t layer, kda_weights *w) {
  * d_kv_latent. B of an adapter splits the same way, and its A, one for all heads, serves W_UK transposed (N-LORA, absorbed). */
 static void bind_kv_b_slot(binder *b, int32_t layer, int32_t slot, bi_adapter *uk, bi_adapter *uv) {
     const br_config *c = &b->model->config;
-    const lora_pair pair = lora_pair_of(b->adapters, slot, BR_W_MLA_KV_B, layer, -1);
-    const int32_t n_head = c->n_head, rank = pair.rank, latent = c->d_kv_latent;
+    const lora_pair pair = pair_of(b, slot, BR_W_MLA_KV_B, layer, 0, 0);
+    const int32_t n_head = c->n_head, have = pair.rank, rank = b->model->swap_rank ? b->model->swap_rank : have, latent = c->d_kv_latent;
     if (!rank)
         return;
     bi_adapter k = {.a = take_stack(b, BI_FORM_BF16, n_head, rank, c->d_nope), .b = take_stack(b, BI_FORM_BF16, 1, latent, rank)};
     bi_adapter v = {.a = take_stack(b, BI_FORM_BF16, 1, rank, latent), .b = take_stack(b, BI_FORM_BF16, n_head, c->d_v, rank)};
-    fill(b, &k.b, 0, columns_of(a_of(&pair), latent, rank));
-    fill(b, &v.a, 0, rows_of(a_of(&pair), rank, latent));
+    fill(b, &k.b, 0, columns_of(a_of(&pair), latent, have));
+    fill(b, &v.a, 0, rows_of(a_of(&pair), have, latent));
     k.b.stride = v.a.stride = 0;
     for (int32_t h = 0; h < n_head; h++) {
-        const pack_source rows = pack_source_from(b_of(&pair), (size_t)h * (size_t)(c->d_nope + c->d_v) * (size_t)rank);
-        fill(b, &k.a, h, columns_of(rows, rank, c->d_nope));
-        fill(b, &v.b, h, rows_of(pack_source_from(rows, (size_t)c->d_nope * (size_t)rank), c->d_v, rank));
+        const pack_source rows = pack_source_from(b_of(&pair), (size_t)h * (size_t)(c->d_nope + c->d_v) * (size_t)have);
+        fill(b, &k.a, h, columns_of(rows, have, c->d_nope));
+        fill(b, &v.b, h, rows_of(pack_source_from(rows, (size_t)c->d_nope * (size_t)have), c->d_v, have));
     }
     float *s = STRUCTS(b, float, n_head), *s_device = MEMORY(b, float, n_head);
     for (int32_t h = 0; h < n_head && is_real(b); h++)
-        s[h] = bi_const_lora_s(pair.alpha, rank, pair.rslora);
-    pack_jobs_add(&b->jobs, (pack_job){.kind = PACK_F32, .dst = s_device, .src = {.data = s}, .n = n_head});
+        s[h] = have ? bi_const_lora_s(pair.alpha, have, pair.rslora) : 0;
+    add_job(b, (pack_job){.kind = PACK_F32, .dst = s_device, .src = {.data = s}, .n = n_head});
     k.s = v.s = s_device;
     if (is_real(b)) {
         uk[slot] = k;
@@ -209,14 +222,16 @@ static void bind_kv_b(binder *b, int32_t layer, mla_weights *w) {
         fill(b, &w->w_uk, h, columns_of(rows, latent, c->d_nope));
         fill(b, &w->w_uv, h, rows_of(pack_source_from(rows, (size_t)c->d_nope * (size_t)latent), c->d_v, latent));
     }
-    int any = 0;
+    int any = b->model->swap_rank && n_slot;
     for (int32_t i = 0; i < n_slot && !any; i++)
-        any = lora_pair_of(b->adapters, i, BR_W_MLA_KV_B, layer, -1).rank != 0;
+        any = pair_of(b, i, BR_W_MLA_KV_B, layer, 0, 0).rank != 0;
     if (!any)
         return;
     bi_adapter *uk = STRUCTS(b, bi_adapter, n_slot), *uv = STRUCTS(b, bi_adapter, n_slot);
+    b->at_adapter = 1;
     for (int32_t i = 0; i < n_slot; i++)
         bind_kv_b_slot(b, layer, i, uk, uv);
+    b->at_adapter = 0;
     w->lora_uk = uk;
     w->lora_uv = uv;
 }
@@ -392,7 +407,7 @@ static void bind_all(binder *b) {
     const int64_t n_embed = (int64_t)c->n_vocab * c->d_model;
     m->layer = STRUCTS(b, model_layer, c->n_layer);
     m->embed = MEMORY(b, bi_bf16, n_embed);
-    pack_jobs_add(&b->jobs, (pack_job){.kind = PACK_COPY, .dst = (void *)(uintptr_t)m->embed, .src = source_of(embed), .n = n_embed});
+    add_job(b, (pack_job){.kind = PACK_COPY, .dst = (void *)(uintptr_t)m->embed, .src = source_of(embed), .n = n_embed});
     m->head = bind_mat(b, BR_W_HEAD, -1);
     m->final_norm = bind_vector(b, BR_W_FINAL_NORM, -1, c->d_model);
     if (c->res_block)
@@ -432,6 +447,42 @@ br_status model_bind(br_model *model, const br_model_options *options) {
     lay_out_caches(model);
     status = pack_jobs_run(&b.jobs, &model->backend, model->device, options->pool);
 exit:
+    pack_jobs_close(&b.jobs);
+    return status;
+}
+
+/* An optional tensor takes room: it must be there, or not, in both. */
+static br_status check_same_tensors(const br_model *m, const br_weights *weights) {
+    for (int32_t l = 0; l < m->config.n_layer; l++) {
+        const int have = m->layer[l].mla.index_norm_bias != NULL, has = br_weights_find(weights, BR_W_INDEX_K_NORM_BIAS, l, -1) != NULL;
+        if (have != has)
+            return br_fail(BR_E_FORMAT, "layer %d: the indexer's norm has %s bias: expected %s, as in the weights that are loaded", l,
+                           has ? "a" : "no", have ? "one" : "none");
+    }
+    return BR_OK;
+}
+
+br_status br_model_reload(br_model *model, const br_model_options *options, int32_t *changed) {
+    br_arena structs = {0}, memory = {0};
+    binder b = {.model = model, .weights = options->weights, .adapters = options->adapters, .arena = &structs, .memory = &memory, .base_only = 1};
+    *changed = 0;
+    BR_TRY(check_same_tensors(model, options->weights));
+    bind_all(&b); /* counts the jobs, and forgets where things lie */
+    BR_ASSERT(structs.used == model->arena.size && memory.used == model->memory.size);
+    br_status status = pack_jobs_open(&b.jobs);
+    if (status != BR_OK) {
+        pack_jobs_close(&b.jobs);
+        b.jobs = (pack_jobs){0};
+    }
+    model->arena.used = model->memory.used = 0; /* the same order gives the same addresses again */
+    b.arena = &model->arena;
+    b.memory = &model->memory;
+    bind_all(&b);
+    lay_out_caches(model);
+    if (status == BR_OK) {
+        *changed = 1;
+        status = pack_jobs_run(&b.jobs, &model->backend, model->device, options->pool);
+    }
     pack_jobs_close(&b.jobs);
     return status;
 }

@@ -78,6 +78,8 @@ struct br_model {
     br_device *device;
     br_comm comm;
     int32_t n_row_max, n_slot;
+    int32_t swap_rank;    /* 0: no adapter is swapped */
+    uint16_t *swap_full;  /* host, one matrix of an adapter at swap_rank; NULL without */
     const bi_bf16 *embed; /* (n_vocab, d_model) */
     bi_mat head;
     const float *final_norm, *out_res;

@@ -11,7 +11,7 @@ HEADER_DIRS = ("src", "src/base", "kernels_batch_invariant", "kernels_batch_inva
 HEADERS = ("br_config.h", "bi_types.h", "bi_attn.h", "bi_attnres.h", "bi_conv.h", "bi_embed.h", "bi_glu.h", "bi_experts.h",
            "bi_head.h", "bi_index.h", "bi_kda.h", "bi_linear.h", "bi_norm.h", "bi_pack.h", "bi_route.h", "bi_grad.h",
            "bitroll_ops.h")
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 SCALAR = {"int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64,
           "uint8_t": ctypes.c_uint8, "int": ctypes.c_int, "float": ctypes.c_float, "double": ctypes.c_double, "size_t": ctypes.c_size_t}

@@ -1,0 +1,27 @@
+/* The digest of an adapter, host form; see lora_digest.h. */
+#include "lora_digest.h"
+
+br_digest lora_digest_matrix(const uint16_t *value, int64_t n) {
+    return br_hash_bytes(value, sizeof *value * (size_t)n);
+}
+
+br_digest lora_digest_recipe(const bi_weightgen *gen) {
+    const uint64_t number[2] = {gen->key, (uint64_t)gen->kind};
+    const uint32_t bits[2] = {bi_u32_of(gen->offset), bi_u32_of(gen->unit)};
+    br_hash_stream stream;
+    br_hash_begin(&stream);
+    br_hash_add(&stream, "generated", sizeof "generated");
+    br_hash_add(&stream, number, sizeof number);
+    br_hash_add(&stream, bits, sizeof bits);
+    return br_hash_end(&stream);
+}
+
+void lora_digest_add(br_hash_stream *stream, const char *name, size_t n, const lora_scale *scale, br_digest a, br_digest b) {
+    const int32_t number[2] = {scale->rank, scale->rslora};
+    const br_digest matrix[2] = {a, b};
+    br_hash_add(stream, name, n);
+    br_hash_add(stream, "", 1);
+    br_hash_add(stream, number, sizeof number);
+    br_hash_add(stream, &scale->alpha, sizeof scale->alpha);
+    br_hash_add(stream, matrix, sizeof matrix);
+}

@@ -1,0 +1,349 @@
+/* The table of faults over loopback and over sockets, a thread as the worker; over MPI it is run by test_tb_process. And what only a
+ * byte stream can show. */
+#include "tb_faults.h"
+#include "test_support.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+typedef struct served {
+    rig_worker worker;
+    tb_transport *t;
+    int64_t beat_ms;
+    rig_outcome outcome;
+    pthread_t thread;
+} served;
+
+static void *serve(void *context) {
+    served *s = context;
+    s->outcome = rig_serve(&s->worker, s->t, s->beat_ms);
+    return NULL;
+}
+
+static void start(served *s, tb_transport *t, int64_t beat_ms) {
+    CHECK_OK(rig_worker_open(&s->worker));
+    s->t = t;
+    s->beat_ms = beat_ms;
+    ck_assert_int_eq(pthread_create(&s->thread, NULL, serve, s), 0);
+}
+
+static void stop(served *s) {
+    pthread_join(s->thread, NULL);
+    rig_worker_close(&s->worker);
+}
+
+static void socket_pair(tb_transport *out[2]) {
+    int fd[2];
+    ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM, 0, fd), 0);
+    for (int i = 0; i < 2; i++)
+        CHECK_OK(tb_socket_adopt(fd[i], &out[i]));
+}
+
+static void play(const tb_fault *f, int over) {
+    static served s;
+    tb_transport *end[2];
+    char text[600] = "";
+    if (over == OVER_LOOPBACK)
+        CHECK_OK(tb_loopback_open(end));
+    else
+        socket_pair(end);
+    start(&s, end[0], over == OVER_SOCKET ? 100 : 0);
+    const int played = tb_fault_play(f, end[1], text, sizeof text);
+    stop(&s);
+    ck_assert_msg(played, "%s, in %s: %s", f->name, rig_state_name[f->state], text);
+    ck_assert_msg(tb_fault_check(f, &s.outcome, text, sizeof text), "%s, in %s: %s", f->name, rig_state_name[f->state], text);
+}
+
+START_TEST(test_fault_over_loopback) {
+    if (tb_faults[_i].over & OVER_LOOPBACK)
+        play(&tb_faults[_i], OVER_LOOPBACK);
+}
+END_TEST
+
+START_TEST(test_fault_over_socket) {
+    if (tb_faults[_i].over & OVER_SOCKET)
+        play(&tb_faults[_i], OVER_SOCKET);
+}
+END_TEST
+
+/* ---- what only a stream shows -------------------------------------------------------------------------------------------- */
+
+static void hello_bytes(unsigned char *out, size_t *n) {
+    tb_buffer payload = {0};
+    tb_header h = {.major = TB_MAJOR, .type = TB_HELLO, .session = 9};
+    tb_message_encode(TB_HELLO, &(tb_message){.hello = rig_hello(TB_TRAINER)}, &payload);
+    tb_header_seal(&h, payload.bytes, payload.n, out);
+    memcpy(out + TB_HEADER_BYTES, payload.bytes, payload.n);
+    *n = TB_HEADER_BYTES + payload.n;
+    tb_buffer_close(&payload);
+}
+
+/* A stream cut behind each byte of its first frame: truncated, but for the whole frame and for nothing. */
+START_TEST(test_stream_cut_anywhere) {
+    static served s;
+    unsigned char bytes[512];
+    size_t n_whole;
+    hello_bytes(bytes, &n_whole);
+    for (size_t n = 0; n <= n_whole; n += n < 70 ? 1 : 7) {
+        tb_transport *t;
+        int fd[2];
+        ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM, 0, fd), 0);
+        CHECK_OK(tb_socket_adopt(fd[0], &t));
+        ck_assert_int_eq(write(fd[1], bytes, n), (ssize_t)n);
+        close(fd[1]);
+        start(&s, t, 0);
+        stop(&s);
+        ck_assert_msg(s.outcome.code == (n == 0 || n == n_whole ? 3 : 4), "cut at %zu: %d", n, s.outcome.code);
+    }
+}
+END_TEST
+
+/* A frame that comes byte by byte is a frame, and its bytes are signs of life. */
+START_TEST(test_stream_byte_by_byte) {
+    static served s;
+    unsigned char bytes[512];
+    size_t n_whole;
+    tb_transport *t;
+    int fd[2];
+    hello_bytes(bytes, &n_whole);
+    ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM, 0, fd), 0);
+    CHECK_OK(tb_socket_adopt(fd[0], &t));
+    start(&s, t, 0);
+    const int64_t begin = tb_now_ms();
+    for (size_t i = 0; i < n_whole; i++) {
+        ck_assert_int_eq(write(fd[1], bytes + i, 1), 1);
+        while (i % 3 == 0 && tb_now_ms() - begin < (int64_t)(i * (RIG_DEAD_MS + 300) / n_whole))
+            usleep(1000);
+    }
+    unsigned char head[TB_HEADER_BYTES];
+    tb_header h;
+    ck_assert_int_eq(recv(fd[1], head, sizeof head, MSG_WAITALL), sizeof head);
+    ck_assert_int_eq(tb_header_read(head, sizeof head, &h), TB_OK);
+    ck_assert_int_eq(h.type, TB_HELLO_ACK);
+    close(fd[1]);
+    stop(&s);
+}
+END_TEST
+
+/* The peer grants everything and reads nothing: a send gives up after its deadline, and the worker lives on. */
+START_TEST(test_reader_that_never_reads) {
+    static served s;
+    tb_transport *end[2];
+    rig_peer p;
+    socket_pair(end);
+    start(&s, end[0], 100);
+    rig_peer_open(&p, end[1]);
+    ck_assert_msg(rig_reach(&p, AT_IDLE), "%s", p.text);
+    rig_say(&p, TB_CREDIT, 0, 0, &(tb_message){.credit = {.bytes = 1 << 30}});
+    for (uint64_t id = 0; id < 8; id++)
+        ck_assert(rig_say_request(&p, id, "endless", 1 << 20, 0));
+    pthread_join(s.thread, NULL); /* p is not read from */
+    ck_assert_int_eq(s.outcome.code, 3);
+    ck_assert_msg(strstr(tb_session_channel(s.worker.session)->sentence, "took nothing") != NULL, "%s",
+                  tb_session_channel(s.worker.session)->sentence);
+    ck_assert_uint_eq(tb_session_stats(s.worker.session).n_running, 0);
+    rig_peer_close(&p);
+    rig_worker_close(&s.worker);
+}
+END_TEST
+
+/* Two sides that send at once, each more than the socket holds, both get on: a waiting send takes in what comes. No threads here, they
+ * would do it too. */
+START_TEST(test_both_send_at_once) {
+    enum { N = 8 << 20 };
+    static served s;
+    tb_transport *end[2];
+    tb_trainer *tr;
+    tb_event e;
+    unsigned char *big;
+    uint32_t n_tok = 0;
+    CHECK_OK(br_mem_alloc((void **)&big, N, "a chunk"));
+    socket_pair(end);
+    start(&s, end[0], 0);
+    const tb_trainer_options o = {.me = rig_hello(TB_TRAINER), .beat_ms = -1, .grant_bytes = 1 << 14};
+    CHECK_OK(tb_trainer_open(end[1], &o, &tr));
+    for (uint64_t id = 0; id < 8; id++) {
+        const uint32_t prompt[1] = {1};
+        const tb_message m = {.gen_req = {.max_new = 20000, .uid = tb_text_of("x"), .prompt = {prompt, 1}}};
+        CHECK_OK(tb_trainer_send(tr, TB_GEN_REQ, 0, id, &m));
+    }
+    for (int i = 0; i < 4; i++) /* refused, all of them: what is tested is that they arrive */
+        CHECK_OK(tb_trainer_send_chunk(tr, 1, 0, 0, big, N));
+    for (int n_done = 0; n_done < 8;) {
+        CHECK_OK(tb_trainer_next(tr, 20000, &e));
+        n_done += e.header.type == TB_GEN_DONE;
+        n_tok += e.header.type == TB_GEN_PART ? e.message.gen_part.token.n : 0;
+    }
+    ck_assert_uint_eq(n_tok, 160000);
+    tb_trainer_close(tr, 1);
+    stop(&s);
+    ck_assert_int_eq(s.outcome.code, 0);
+    br_mem_free(big);
+}
+END_TEST
+
+/* No memory for a frame, nor for the news of it: the connection ends at once all the same. */
+START_TEST(test_no_memory_for_a_frame) {
+    rig_worker w;
+    tb_transport *end[2];
+    rig_peer p;
+    CHECK_OK(rig_worker_open(&w));
+    CHECK_OK(tb_loopback_open(end));
+    rig_peer_open(&p, end[1]);
+    ck_assert(rig_say(&p, TB_HELLO, 0, 0, &(tb_message){.hello = rig_hello(TB_TRAINER)}));
+    br_mem_fail_nth(2); /* the link's own block is the first */
+    const int64_t begin = tb_now_ms();
+    ck_assert_int_eq(rig_serve(&w, end[0], 0).code, 3);
+    br_mem_fail_nth(0);
+    ck_assert_int_lt(tb_now_ms() - begin, RIG_DEAD_MS / 2);
+    rig_peer_close(&p);
+    rig_worker_close(&w);
+}
+END_TEST
+
+/* A trainer that says all it has to say, BYE too, and is gone before the first answer: that is an end as agreed. */
+START_TEST(test_bye_before_the_answer) {
+    static served s;
+    tb_transport *end[2];
+    rig_peer p;
+    socket_pair(end);
+    rig_peer_open(&p, end[1]);
+    ck_assert(rig_say(&p, TB_HELLO, 0, 0, &(tb_message){.hello = rig_hello(TB_TRAINER)}) && rig_say(&p, TB_BYE, 0, 0, NULL));
+    rig_peer_close(&p);
+    start(&s, end[0], 0);
+    stop(&s);
+    ck_assert_int_eq(s.outcome.code, 0);
+}
+END_TEST
+
+/* What arrives while the owner of a link computes is taken in by its thread: the sender does not stall. */
+START_TEST(test_link_takes_in_what_comes) {
+    enum { BIG = 8 << 20 };
+    tb_transport *end[2];
+    tb_link *link;
+    unsigned char head[TB_HEADER_BYTES], *big;
+    tb_header h = {.major = TB_MAJOR, .type = TB_W_CHUNK, .session = 1};
+    CHECK_OK(br_mem_alloc((void **)&big, BIG, "a chunk"));
+    socket_pair(end);
+    CHECK_OK(tb_link_open(end[0], 1000, 1000, &link));
+    tb_header_seal(&h, big, BIG, head);
+    CHECK_OK(tb_transport_send(end[1], head, big, BIG, 3000));
+    tb_frame *frame = tb_link_receive(link, 3000);
+    ck_assert_ptr_nonnull(frame);
+    ck_assert_int_eq(tb_payload_check(&frame->header, frame->payload, frame->n), TB_OK);
+    tb_frame_free(frame);
+    tb_link_close(link);
+    tb_transport_close(end[1]);
+    br_mem_free(big);
+}
+END_TEST
+
+/* The trainer computes for longer than the deadline: its thread keeps both sides alive. */
+START_TEST(test_heartbeats_bridge_a_long_step) {
+    static served s;
+    tb_transport *end[2];
+    tb_trainer *tr;
+    tb_event e;
+    socket_pair(end);
+    start(&s, end[0], 100);
+    const tb_trainer_options o = {.me = rig_hello(TB_TRAINER), .beat_ms = 100, .dead_ms = RIG_DEAD_MS};
+    CHECK_OK(tb_trainer_open(end[1], &o, &tr));
+    usleep((RIG_DEAD_MS + 700) * 1000);
+    CHECK_OK(tb_trainer_send(tr, TB_STATS_REQ, 0, 0, &(tb_message){.stats = {0}}));
+    CHECK_OK(tb_trainer_next(tr, 2000, &e));
+    ck_assert_int_eq(e.header.type, TB_STATS);
+    tb_trainer_close(tr, 1);
+    stop(&s);
+    ck_assert_int_eq(s.outcome.code, 0);
+}
+END_TEST
+
+START_TEST(test_trainer_hears_why) {
+    static served s;
+    tb_transport *end[2];
+    tb_trainer *tr;
+    tb_trainer_options o = {.me = rig_hello(TB_TRAINER)};
+    o.me.config.lo++;
+    socket_pair(end);
+    start(&s, end[0], 100);
+    CHECK_FAILS(tb_trainer_open(end[1], &o, &tr), BR_E_MISMATCH);
+    ck_assert_ptr_null(tr);
+    ck_assert_msg(strstr(br_last_error(), "config") != NULL, "%s", br_last_error());
+    stop(&s);
+    ck_assert_int_eq(s.outcome.code, 5);
+    socket_pair(end); /* nobody at the other end */
+    o.wait_ms = 200;
+    CHECK_FAILS(tb_trainer_open(end[1], &o, &tr), BR_E_IO);
+    tb_transport_close(end[0]);
+}
+END_TEST
+
+/* A worker that has yet to load answers late: the greeting has its own deadline. */
+static void *serve_late(void *context) {
+    usleep(900 * 1000);
+    return serve(context);
+}
+
+START_TEST(test_worker_that_loads) {
+    static served s;
+    tb_transport *end[2];
+    tb_trainer *tr;
+    const tb_trainer_options o = {.me = rig_hello(TB_TRAINER), .beat_ms = 100, .dead_ms = 300, .wait_ms = 8000};
+    socket_pair(end);
+    CHECK_OK(rig_worker_open(&s.worker));
+    s.t = end[0];
+    s.beat_ms = 100;
+    ck_assert_int_eq(pthread_create(&s.thread, NULL, serve_late, &s), 0);
+    CHECK_OK(tb_trainer_open(end[1], &o, &tr));
+    tb_trainer_close(tr, 1);
+    stop(&s);
+    ck_assert_int_eq(s.outcome.code, 0);
+}
+END_TEST
+
+START_TEST(test_trainer_waits_for_credit) {
+    static served s;
+    tb_transport *end[2];
+    tb_trainer *tr;
+    const uint32_t prompt[1] = {1};
+    const tb_message m = {.gen_req = {.max_new = 4, .uid = tb_text_of("hold"), .prompt = {prompt, 1}}};
+    socket_pair(end);
+    start(&s, end[0], 100);
+    const tb_trainer_options o = {.me = rig_hello(TB_TRAINER), .wait_ms = 1200, .beat_ms = 100};
+    CHECK_OK(tb_trainer_open(end[1], &o, &tr));
+    for (uint64_t id = 0; id < 8; id++)
+        CHECK_OK(tb_trainer_send(tr, TB_GEN_REQ, 0, id, &m));
+    CHECK_FAILS(tb_trainer_send(tr, TB_GEN_REQ, 0, 8, &m), BR_E_LIMIT);
+    CHECK_OK(tb_trainer_send(tr, TB_GEN_ABORT, 0, 3, &m));
+    CHECK_OK(tb_trainer_send(tr, TB_GEN_REQ, 0, 8, &m));
+    tb_trainer_close(tr, 1);
+    stop(&s);
+    ck_assert_int_eq(s.outcome.code, 0);
+}
+END_TEST
+
+Suite *test_tb_faults_suite(void) {
+    Suite *s = suite_create("tb_faults");
+    TCase *t = tcase_create("table");
+    tcase_set_timeout(t, 20);
+    tcase_add_loop_test(t, test_fault_over_loopback, 0, tb_fault_count);
+    tcase_add_loop_test(t, test_fault_over_socket, 0, tb_fault_count);
+    suite_add_tcase(s, t);
+    t = tcase_create("streams");
+    tcase_set_timeout(t, 60);
+    tcase_add_test(t, test_stream_cut_anywhere);
+    tcase_add_test(t, test_stream_byte_by_byte);
+    tcase_add_test(t, test_reader_that_never_reads);
+    tcase_add_test(t, test_both_send_at_once);
+    tcase_add_test(t, test_no_memory_for_a_frame);
+    tcase_add_test(t, test_bye_before_the_answer);
+    tcase_add_test(t, test_link_takes_in_what_comes);
+    tcase_add_test(t, test_heartbeats_bridge_a_long_step);
+    tcase_add_test(t, test_trainer_hears_why);
+    tcase_add_test(t, test_worker_that_loads);
+    tcase_add_test(t, test_trainer_waits_for_credit);
+    suite_add_tcase(s, t);
+    return s;
+}

@@ -1,0 +1,330 @@
+/* Requests through the worker's state machine: what a commit does to running sequences, streaming, certificates, pauses, credit. */
+#include "tb_drive.h"
+
+#include <string.h>
+
+/* ---- what running sequences see of a commit ------------------------------------------------------------------------------ */
+
+static void start_running(tb_pause_mode mode) {
+    reach(TB_PREPARED);
+    give(TB_PAUSE, 0, 0, &(tb_message){.pause = {.mode = mode}});
+    give(TB_RESUME, 0, 0, NULL); /* the mode stays for the commit */
+    give_request(1, "one", 12, 0, 1);
+    CHECK_OK(tb_session_pump(worker.session, now));
+    CHECK_OK(tb_session_pump(worker.session, now));
+    ck_assert_uint_eq(state().n_running, 1);
+    forget();
+    give(TB_W_COMMIT, NEXT, 0, NULL);
+}
+
+START_TEST(test_commit_modes) {
+    for (int mode = 0; mode < TB_PAUSE_MODE_COUNT; mode++) {
+        start_running((tb_pause_mode)mode);
+        const int at_once = mode == TB_FINISH_OLD || mode == TB_IN_FLIGHT;
+        ck_assert_int_eq(first_of(TB_W_COMMITTED) != NULL, at_once);
+        give_request(2, "two", 3, 0, 1); /* waits while the commit does */
+        ck_assert_uint_eq(state().n_running, at_once ? 2 : 1);
+        settle();
+        ck_assert_ptr_nonnull(first_of(TB_W_COMMITTED));
+        ck_assert_int_eq(worker.weights.mode, mode);
+        const tb_gen_done *one = NULL, *two = NULL;
+        for (int i = 0; i < n_heard; i++) {
+            if (heard[i].header.type == TB_GEN_DONE && heard[i].header.subject == 1)
+                one = &heard[i].message.gen_done;
+            if (heard[i].header.type == TB_GEN_DONE && heard[i].header.subject == 2)
+                two = &heard[i].message.gen_done;
+        }
+        ck_assert_ptr_nonnull(one);
+        ck_assert_ptr_nonnull(two);
+        ck_assert_uint_eq(one->stop, mode == TB_STOP ? BR_STOP_ABORT : BR_STOP_LENGTH);
+        ck_assert_uint_eq(one->n_tok, mode == TB_STOP ? 2 : 12);
+        ck_assert_uint_eq(one->version_begin, LIVE);
+        ck_assert_uint_eq(one->version_end, mode == TB_IN_FLIGHT ? NEXT : LIVE);
+        ck_assert_uint_eq(one->certified, mode != TB_IN_FLIGHT);
+        ck_assert_uint_eq(one->runs.n, mode == TB_IN_FLIGHT ? 6 : 3);
+        if (mode == TB_IN_FLIGHT) {
+            const uint32_t runs[6] = {LIVE, 0, 2, NEXT, 0, 10};
+            ck_assert_mem_eq(one->runs.p, runs, sizeof runs);
+        }
+        ck_assert_uint_eq(two->version_begin, NEXT);
+        ck_assert_uint_eq(two->certified, 1);
+        close_session();
+    }
+}
+END_TEST
+
+/* ---- generation ---------------------------------------------------------------------------------------------------------- */
+
+/* The parts of a request in order, checked against the made-up engine; returns how many tokens. */
+static uint32_t check_parts(uint64_t id, const char *uid, int held) {
+    uint32_t n = 0;
+    for (int i = 0; i < n_heard; i++) {
+        const tb_gen_part *part = &heard[i].message.gen_part;
+        uint32_t bits[64];
+        if (heard[i].header.type != TB_GEN_PART || heard[i].header.subject != id)
+            continue;
+        ck_assert_uint_eq(part->first, n);
+        ck_assert_uint_eq(part->logprob.n, held ? 0 : part->token.n);
+        for (uint32_t t = 0; t < part->token.n; t++) {
+            bits[t] = fake_logprob(fake_uid(uid), n + t);
+            ck_assert_uint_eq(part->token.p[t], fake_token(fake_uid(uid), n + t));
+            if (!held)
+                ck_assert_uint_eq(part->logprob.p[t], bits[t]);
+        }
+        ck_assert(br_digest_equal(part->digest, br_hash_bytes(bits, 4 * (size_t)part->token.n)));
+        n += part->token.n;
+    }
+    return n;
+}
+
+static br_digest digest_of(const char *uid, uint32_t n) {
+    uint32_t bits[64];
+    for (uint32_t t = 0; t < n; t++)
+        bits[t] = fake_logprob(fake_uid(uid), t);
+    return br_hash_bytes(bits, 4 * (size_t)n);
+}
+
+START_TEST(test_tokens_stream) {
+    reach(TB_IDLE);
+    give_request(1, "one", 11, 0, 1);
+    give_request(2, "two", 3, 0, 1);
+    settle();
+    ck_assert_uint_eq(check_parts(1, "one", 0), 11);
+    ck_assert_uint_eq(check_parts(2, "two", 0), 3);
+    const answer *done = first_of(TB_GEN_DONE);
+    ck_assert_uint_eq(done->header.subject, 2);
+    ck_assert(br_digest_equal(done->message.gen_done.digest, digest_of("two", 3)));
+    ck_assert_uint_eq(first_of(TB_GEN_PART)->message.gen_part.token.n, 3); /* the second ended with its third */
+    ck_assert_uint_eq(heard[2].header.subject, 1);
+    ck_assert_uint_eq(heard[2].message.gen_part.token.n, 4); /* part_tok */
+    ck_assert_uint_eq(state().n_tok, 14);
+    ck_assert_int_eq(channel()->peer_requests, 8); /* both credits are back */
+    close_session();
+}
+END_TEST
+
+/* Fewer than a part's tokens are sent when they are old. */
+START_TEST(test_old_tokens_are_sent) {
+    reach(TB_IDLE);
+    give_request(1, "one", 40, 0, 1);
+    CHECK_OK(tb_session_pump(worker.session, now));
+    listen_to();
+    ck_assert_int_eq(n_heard, 0);
+    now += 50;
+    tb_session_tick(worker.session, now, now);
+    listen_to();
+    ck_assert_int_eq(n_heard, 1);
+    ck_assert_uint_eq(check_parts(1, "one", 0), 1);
+    close_session();
+}
+END_TEST
+
+START_TEST(test_certificate_comes_first) {
+    for (int honest = 0; honest < 2; honest++) {
+        reach(TB_IDLE);
+        give_request(1, "one", 9, TB_CERTIFY, 1);
+        settle();
+        ck_assert_uint_eq(check_parts(1, "one", 1), 9);
+        ck_assert_ptr_nonnull(first_of(TB_GEN_DONE));
+        ck_assert_ptr_null(first_of(TB_GEN_HELD));
+        ck_assert_uint_eq(state().n_unreleased, 1);
+        ck_assert_int_eq(channel()->peer_requests, 7); /* it holds its credit */
+        br_digest certificate = digest_of("one", 9);
+        certificate.lo ^= (uint64_t)!honest;
+        say(TB_GEN_RELEASE, 0, 1, &(tb_message){.gen_release = {certificate}});
+        ck_assert_int_eq(heard[0].header.type, TB_GEN_HELD);
+        const tb_gen_held *held = &heard[0].message.gen_held;
+        ck_assert_uint_eq(held->equal, honest);
+        ck_assert_uint_eq(held->n_tok, 9);
+        ck_assert_uint_eq(held->logprob.n, 9);
+        for (uint32_t t = 0; t < 9; t++)
+            ck_assert_uint_eq(held->logprob.p[t], fake_logprob(fake_uid("one"), t));
+        ck_assert_uint_eq(state().n_unreleased, 0);
+        ck_assert_int_eq(channel()->peer_requests, 8);
+        close_session();
+    }
+    reach(TB_IDLE); /* who aborts in place of certifying gets no bits */
+    give_request(1, "one", 9, TB_CERTIFY, 1);
+    settle();
+    say(TB_GEN_ABORT, 0, 1, NULL);
+    ck_assert_int_eq(n_heard, 0);
+    ck_assert_uint_eq(state().n_unreleased, 0);
+    ck_assert_int_eq(channel()->peer_requests, 8);
+    close_session();
+    reach(TB_IDLE); /* a certificate of half a response certifies nothing */
+    give_request(1, "hold", 9, TB_CERTIFY, 1);
+    say(TB_GEN_RELEASE, 0, 1, &(tb_message){.gen_release = {{1, 1}}});
+    ck_assert_uint_eq(heard[0].message.error.code, TB_BAD_STATE);
+    ck_assert_int_eq(channel()->phase, TB_CLOSED);
+    close_session();
+}
+END_TEST
+
+START_TEST(test_abort_returns_what_there_is) {
+    reach(TB_IDLE);
+    give_request(1, "one", 40, 0, 1);
+    for (int i = 0; i < 6; i++)
+        CHECK_OK(tb_session_pump(worker.session, now));
+    give(TB_GEN_ABORT, 0, 1, NULL);
+    settle();
+    ck_assert_uint_eq(check_parts(1, "one", 0), 6);
+    ck_assert_uint_eq(first_of(TB_GEN_DONE)->message.gen_done.stop, BR_STOP_ABORT);
+    forget();
+    give(TB_GEN_ABORT, 0, 1, NULL); /* too late */
+    settle();
+    ck_assert_int_eq(n_heard, 0);
+    close_session();
+}
+END_TEST
+
+START_TEST(test_refused_request_ends_with_its_reason) {
+    reach(TB_IDLE);
+    give_request(1, "one", 4, 0, 666);
+    const tb_gen_done *done = &first_of(TB_GEN_DONE)->message.gen_done;
+    ck_assert_uint_eq(done->stop, BR_STOP_ERROR);
+    ck_assert_uint_eq(done->status, BR_E_ARG);
+    ck_assert_msg(tb_text_equal(done->text, tb_text_of("token 666 is out of range")), "%.*s", (int)done->text.n, done->text.p);
+    worker.engine.full = 1; /* it waits, and the engine is polled although it holds nothing: what has ended makes room then */
+    forget();
+    give_request(2, "two", 4, 0, 1);
+    settle();
+    ck_assert_uint_eq(check_parts(2, "two", 0), 4);
+    give_request(3, "hold", 4, 0, 1);
+    forget();
+    give_request(3, "again", 4, 0, 1);
+    ck_assert_uint_eq(heard[0].message.error.code, TB_BAD_STATE);
+    close_session();
+}
+END_TEST
+
+START_TEST(test_broken_engine_is_said) {
+    reach(TB_IDLE);
+    give_request(1, "one", 4, 0, 1);
+    worker.engine.broken = 1;
+    forget();
+    CHECK_FAILS(tb_session_pump(worker.session, now), BR_E_DEVICE);
+    listen_to();
+    ck_assert_uint_eq(heard[0].message.error.code, TB_FAILED);
+    ck_assert_int_eq(tb_worker_exit_code(channel()->end, BR_E_DEVICE), 6);
+    close_session();
+}
+END_TEST
+
+START_TEST(test_pauses) {
+    reach(TB_IDLE);
+    give_request(1, "one", 6, 0, 1);
+    say(TB_SLEEP, 0, 0, NULL);
+    ck_assert_uint_eq(heard[0].message.error.code, TB_BUSY);
+    ck_assert_int_eq(worker.engine.asleep, 0);
+    say(TB_PAUSE, 0, 0, &(tb_message){.pause = {.mode = TB_DRAIN}});
+    give_request(2, "two", 3, 0, 1);
+    ck_assert_int_eq(n_heard, 0); /* not yet: one runs */
+    settle();
+    ck_assert_uint_eq(check_parts(1, "one", 0), 6);
+    ck_assert_uint_eq(first_of(TB_STATS)->message.stats.n_running, 0);
+    ck_assert_uint_eq(first_of(TB_STATS)->message.stats.paused, 1);
+    ck_assert_uint_eq(state().n_held, 1);
+    say(TB_SLEEP, 0, 0, NULL);
+    ck_assert_int_eq(worker.engine.asleep, 1);
+    say(TB_RESUME, 0, 0, NULL);
+    settle();
+    ck_assert_uint_eq(state().n_held, 1); /* asleep still */
+    say(TB_WAKE, 0, 0, NULL);
+    settle();
+    ck_assert_uint_eq(check_parts(2, "two", 0), 3);
+    give_request(3, "hold", 3, 0, 1);
+    say(TB_PAUSE, 0, 0, &(tb_message){.pause = {.mode = TB_STOP}});
+    settle();
+    ck_assert_uint_eq(first_of(TB_GEN_DONE)->message.gen_done.stop, BR_STOP_ABORT);
+    ck_assert_ptr_nonnull(first_of(TB_STATS));
+    close_session();
+}
+END_TEST
+
+START_TEST(test_scores) {
+    const uint32_t token[3] = {7, 8, 9};
+    reach(TB_IDLE);
+    give(TB_SCORE_REQ, 0, 4, &(tb_message){.score_req = {.token = {token, 3}}});
+    const tb_score_done *done = &heard[0].message.score_done;
+    ck_assert_uint_eq(done->logprob.n, 3);
+    for (int t = 0; t < 3; t++)
+        ck_assert_uint_eq(done->logprob.p[t], token[t] ^ 0xffu);
+    worker.engine_ops.score = NULL;
+    forget();
+    give(TB_SCORE_REQ, 0, 5, &(tb_message){.score_req = {.token = {token, 3}}});
+    ck_assert_uint_eq(heard[0].message.score_done.status, BR_E_UNSUPPORTED);
+    ck_assert_int_eq(channel()->peer_requests, 8);
+    close_session();
+}
+END_TEST
+
+/* ---- credit -------------------------------------------------------------------------------------------------------------- */
+
+/* Without credit for results the engine is not asked, and nothing piles up; with it everything comes, once. */
+START_TEST(test_slow_reader_stops_the_engine) {
+    open_session(LIVE);
+    say(TB_HELLO, 0, 0, &(tb_message){.hello = rig_hello(TB_TRAINER)});
+    give_request(1, "one", 40, 0, 1);
+    settle();
+    ck_assert_int_eq(worker.engine.n_poll, 0);
+    ck_assert_int_eq(n_heard, 1); /* HELLO_ACK */
+    credit(1);
+    settle();
+    const int n_poll = worker.engine.n_poll;
+    ck_assert_int_ge(n_poll, 1);
+    ck_assert_int_lt(n_poll, 8); /* one part took the balance below zero */
+    settle();
+    ck_assert_int_eq(worker.engine.n_poll, n_poll);
+    credit(1 << 20);
+    settle();
+    ck_assert_uint_eq(check_parts(1, "one", 0), 40);
+    close_session();
+}
+END_TEST
+
+static br_status any_chunk(void *context, uint64_t tensor, uint64_t offset, const void *bytes, uint64_t n) {
+    (void)context, (void)tensor, (void)offset, (void)bytes, (void)n;
+    return BR_OK;
+}
+
+START_TEST(test_more_than_granted_is_refused) {
+    static unsigned char big[RIG_GRANT_BYTES];
+    reach(TB_RECEIVING);
+    worker.weights_ops.ws_chunk = any_chunk;
+    for (int i = 0; i < 50; i++) /* consumed chunks are granted again: this goes on for ever */
+        give_chunk(NEXT, 0, 0, big, sizeof big / 2);
+    ck_assert_int_eq(n_heard, 0);
+    give(TB_W_END, NEXT, 0, &(tb_message){.w_digest = {{0, 0}}}); /* refused: its fake has no such tensors */
+    channel()->peer_bytes = 0; /* as if nothing were consumed */
+    forget();
+    give_chunk(NEXT, 0, 0, big, 1);
+    ck_assert_uint_eq(heard[0].message.error.code, TB_NO_CREDIT);
+    ck_assert_int_eq(tb_worker_exit_code(channel()->end, BR_OK), 4);
+    close_session();
+    reach(TB_IDLE);
+    for (uint64_t id = 0; id < 8; id++)
+        give_request(id, "hold", 4, 0, 1);
+    ck_assert_int_eq(n_heard, 0);
+    give_request(8, "hold", 4, 0, 1);
+    ck_assert_uint_eq(heard[0].message.error.code, TB_NO_CREDIT);
+    close_session();
+}
+END_TEST
+
+Suite *test_tb_flow_suite(void) {
+    Suite *s = suite_create("tb_flow");
+    TCase *t = tcase_create("flow");
+    tcase_add_test(t, test_commit_modes);
+    tcase_add_test(t, test_tokens_stream);
+    tcase_add_test(t, test_old_tokens_are_sent);
+    tcase_add_test(t, test_certificate_comes_first);
+    tcase_add_test(t, test_abort_returns_what_there_is);
+    tcase_add_test(t, test_refused_request_ends_with_its_reason);
+    tcase_add_test(t, test_broken_engine_is_said);
+    tcase_add_test(t, test_pauses);
+    tcase_add_test(t, test_scores);
+    tcase_add_test(t, test_slow_reader_stops_the_engine);
+    tcase_add_test(t, test_more_than_granted_is_refused);
+    suite_add_tcase(s, t);
+    return s;
+}

@@ -1,0 +1,310 @@
+/* Requests under way, the worker's side; see tb_session.h. Layer: trainer_bridge. */
+#include "tb_session_parts.h"
+
+#include "br_hash.h"
+#include "br_mem.h"
+
+#include <stdio.h>
+#include <string.h>
+
+int32_t tb_gen_count(const tb_session *s, gen_phase phase) {
+    int32_t n = 0;
+    for (int32_t i = 0; i < s->opt.n_request_max; i++)
+        n += s->slot[i].phase == phase;
+    return n;
+}
+
+static gen_slot *find(tb_session *s, uint64_t id) {
+    for (int32_t i = 0; i < s->opt.n_request_max; i++)
+        if (s->slot[i].phase != GEN_FREE && s->slot[i].phase != GEN_ORPHAN && s->slot[i].id == id)
+            return &s->slot[i];
+    return NULL;
+}
+
+/* Gives the slot's credit back to the trainer. */
+static void release(tb_session *s, gen_slot *g) {
+    br_mem_free(g->token);
+    tb_buffer_close(&g->request);
+    memset(g, 0, sizeof *g);
+    tb_channel_grant(&s->channel, 1);
+}
+
+static br_digest digest_of(const uint32_t *bits, uint32_t n) {
+    return br_hash_bytes(bits, sizeof *bits * (size_t)n);
+}
+
+/* The request has all its tokens; what is left is to send. */
+static void ended(tb_session *s, gen_slot *g, br_stop_reason stop, br_status status, const char *sentence) {
+    g->stop = stop;
+    g->status = status;
+    snprintf(g->sentence, sizeof g->sentence, "%s", sentence);
+    g->digest = digest_of(g->logprob, g->n_tok);
+    g->phase = GEN_SENDING;
+    tb_buffer_close(&g->request);
+    s->n_done++;
+    s->n_tok += g->n_tok;
+}
+
+/* ---- messages ------------------------------------------------------------------------------------------------------------ */
+
+/* A free slot, its arrays for n words of tokens and log-probs; the credit says that there is one. */
+static gen_slot *take_slot(tb_session *s, uint64_t id, uint32_t n) {
+    gen_slot *g = NULL;
+    for (int32_t i = 0; i < s->opt.n_request_max && !g; i++)
+        if (s->slot[i].phase == GEN_FREE)
+            g = &s->slot[i];
+    BR_ASSERT(g);
+    g->id = id;
+    if (br_mem_alloc((void **)&g->token, 2 * sizeof(uint32_t) * (size_t)n, "a response") == BR_OK) {
+        g->n_max = n;
+        g->logprob = g->token + n;
+    }
+    return g;
+}
+
+static void take_request(tb_session *s, const tb_header *header, const void *payload, const tb_gen_req *request) {
+    if (find(s, header->subject)) {
+        (void)tb_fail(TB_BAD_STATE, "GEN_REQ %llu: a request of this id is under way", (unsigned long long)header->subject);
+        tb_channel_close(&s->channel, TB_BAD_STATE, br_last_error());
+        return;
+    }
+    gen_slot *g = take_slot(s, header->subject, request->max_new);
+    g->flags = request->flags;
+    g->phase = GEN_WAITING;
+    tb_buffer_add(&g->request, payload, header->n_payload);
+    if (!g->token || g->request.failed != BR_OK)
+        ended(s, g, BR_STOP_ERROR, BR_E_NOMEM, br_last_error());
+    else
+        tb_gen_submit_waiting(s);
+}
+
+static void take_score(tb_session *s, const tb_header *header, const tb_score_req *request) {
+    gen_slot *g = take_slot(s, header->subject, request->token.n);
+    const tb_engine_ops *engine = s->opt.engine;
+    br_status status;
+    g->phase = GEN_SCORED;
+    if (!g->token)
+        status = BR_E_NOMEM;
+    else if (!engine->score)
+        status = br_fail(BR_E_UNSUPPORTED, "this worker cannot score: not built in");
+    else
+        status = engine->score(engine->context, request, g->logprob);
+    g->status = status;
+    g->n_tok = status == BR_OK ? request->token.n : 0;
+    snprintf(g->sentence, sizeof g->sentence, "%s", status == BR_OK ? "" : br_last_error());
+}
+
+/* Ends at once when the engine does not know it; else the engine's last token ends it. */
+static void stop(tb_session *s, gen_slot *g) {
+    if (g->phase == GEN_WAITING)
+        ended(s, g, BR_STOP_ABORT, BR_OK, "");
+    else if (g->phase == GEN_RUNNING)
+        (void)s->opt.engine->cancel(s->opt.engine->context, g->engine_id); /* it may have ended in the step that is in flight */
+    else if (g->phase == GEN_UNRELEASED || g->phase == GEN_RELEASED)
+        release(s, g);
+}
+
+/* An id that is not known is no error: its GEN_DONE has crossed the message. */
+void tb_gen_receive(tb_session *s, int64_t now, const tb_header *header, const void *payload, const tb_message *m) {
+    gen_slot *g = find(s, header->subject);
+    (void)now;
+    if (header->type == TB_GEN_REQ) {
+        take_request(s, header, payload, &m->gen_req);
+    } else if (header->type == TB_SCORE_REQ) {
+        take_score(s, header, &m->score_req);
+    } else if (header->type == TB_GEN_ABORT && g) {
+        stop(s, g);
+    } else if (header->type == TB_GEN_RELEASE && g && g->phase == GEN_UNRELEASED) {
+        g->certificate = m->gen_release.certificate;
+        g->n_sent = 0;
+        g->phase = GEN_RELEASED;
+    } else if (header->type == TB_GEN_RELEASE && g) {
+        (void)tb_fail(TB_BAD_STATE, "GEN_RELEASE %llu before its GEN_DONE: a certificate covers the whole response",
+                      (unsigned long long)header->subject);
+        tb_channel_close(&s->channel, TB_BAD_STATE, br_last_error());
+    }
+}
+
+void tb_gen_stop_all(tb_session *s) {
+    for (int32_t i = 0; i < s->opt.n_request_max; i++)
+        if (s->slot[i].phase == GEN_WAITING || s->slot[i].phase == GEN_RUNNING)
+            stop(s, &s->slot[i]);
+}
+
+void tb_gen_orphan_all(tb_session *s) {
+    for (int32_t i = 0; i < s->opt.n_request_max; i++) {
+        gen_slot *g = &s->slot[i];
+        if (g->phase == GEN_RUNNING) {
+            g->phase = GEN_ORPHAN;
+            (void)s->opt.engine->cancel(s->opt.engine->context, g->engine_id);
+        } else if (g->phase != GEN_FREE && g->phase != GEN_ORPHAN) {
+            release(s, g);
+        }
+    }
+}
+
+void tb_gen_version(tb_session *s) {
+    for (int32_t i = 0; i < s->opt.n_request_max; i++)
+        if (s->slot[i].phase == GEN_RUNNING)
+            s->slot[i].version = s->live;
+}
+
+/* ---- the engine ---------------------------------------------------------------------------------------------------------- */
+
+void tb_gen_submit_waiting(tb_session *s) {
+    tb_message m;
+    if (s->paused || s->asleep || s->weights == TB_COMMITTING)
+        return;
+    for (int32_t i = 0; i < s->opt.n_request_max; i++) {
+        gen_slot *g = &s->slot[i];
+        if (g->phase != GEN_WAITING)
+            continue;
+        const tb_code code = tb_message_decode(TB_GEN_REQ, g->request.bytes, g->request.n, &m);
+        BR_ASSERT(code == TB_OK);
+        const br_status status = s->opt.engine->submit(s->opt.engine->context, &m.gen_req, &g->engine_id);
+        s->engine_full = status == BR_E_LIMIT;
+        if (s->engine_full)
+            return;
+        if (status != BR_OK) {
+            ended(s, g, BR_STOP_ERROR, status, br_last_error());
+            continue;
+        }
+        g->phase = GEN_RUNNING;
+        g->version = s->live;
+        s->n_running++;
+        tb_buffer_close(&g->request);
+    }
+}
+
+static gen_slot *find_engine(tb_session *s, uint64_t engine_id) {
+    for (int32_t i = 0; i < s->opt.n_request_max; i++)
+        if ((s->slot[i].phase == GEN_RUNNING || s->slot[i].phase == GEN_ORPHAN) && s->slot[i].engine_id == engine_id)
+            return &s->slot[i];
+    return NULL;
+}
+
+/* Tokens are counted in runs of equal versions. When there are too many runs the last takes the rest: several make the response
+ * uncertified in any case. */
+static void count_version(gen_slot *g) {
+    uint32_t *last = g->run + 3 * (g->n_run ? g->n_run - 1 : 0);
+    const uint32_t low = (uint32_t)g->version, high = (uint32_t)(g->version >> 32);
+    if (g->n_run == 0 || ((last[0] != low || last[1] != high) && g->n_run < TB_RUN_MAX)) {
+        last = g->run + 3 * g->n_run++;
+        last[0] = low;
+        last[1] = high;
+    }
+    last[2]++;
+}
+
+static void take_token(tb_session *s, int64_t now, const br_token *t) {
+    gen_slot *g = find_engine(s, t->request);
+    const char *sentence = "";
+    BR_ASSERT(g);
+    if (t->token >= 0 && g->phase == GEN_RUNNING) {
+        BR_ASSERT(g->n_tok < g->n_max);
+        g->unsent_ms = g->n_sent == g->n_tok ? now : g->unsent_ms;
+        g->token[g->n_tok] = (uint32_t)t->token;
+        g->logprob[g->n_tok++] = t->logprob;
+        count_version(g);
+    }
+    if (!t->last)
+        return;
+    s->n_running--;
+    if (g->phase == GEN_ORPHAN) {
+        release(s, g);
+        return;
+    }
+    const br_status status =
+        t->stop == BR_STOP_ERROR ? s->opt.engine->error(s->opt.engine->context, t->request, &sentence) : BR_OK;
+    ended(s, g, t->stop, status, sentence);
+}
+
+/* Without credit the engine rests; without a trainer it only ends what it holds. A full engine makes room when it is polled, also when
+ * all that it holds has ended. */
+int tb_session_wants_pump(const tb_session *s) {
+    return s->channel.phase == TB_OPEN ? (s->n_running > 0 || s->engine_full) && s->channel.may_bytes > 0 : s->n_running > 0;
+}
+
+br_status tb_session_pump(tb_session *s, int64_t now) {
+    enum { N = 256 };
+    br_token token[N];
+    int32_t n = 0, done;
+    if (!tb_session_wants_pump(s))
+        return BR_OK;
+    const br_status status = s->opt.engine->poll(s->opt.engine->context, token, N, &n, &done);
+    if (status != BR_OK) {
+        tb_channel_close(&s->channel, TB_FAILED, br_last_error());
+        return status;
+    }
+    s->engine_full = 0;
+    for (int32_t i = 0; i < n; i++)
+        take_token(s, now, &token[i]);
+    tb_gen_submit_waiting(s);
+    tb_gen_flush(s, now);
+    return BR_OK;
+}
+
+/* ---- what goes out ------------------------------------------------------------------------------------------------------- */
+
+static int has_credit(const tb_session *s) {
+    return s->channel.phase == TB_OPEN && s->channel.may_bytes > 0;
+}
+
+static void send_part(tb_session *s, int64_t now, gen_slot *g) {
+    const uint32_t left = g->n_tok - g->n_sent, n = left < TB_PART_MAX ? left : TB_PART_MAX;
+    tb_gen_part part = {.first = g->n_sent, .token = {g->token + g->n_sent, n}, .logprob = {g->logprob + g->n_sent, n}};
+    part.digest = digest_of(part.logprob.p, n);
+    if (g->flags & TB_CERTIFY)
+        part.logprob.n = 0;
+    tb_channel_send(&s->channel, TB_GEN_PART, g->version, g->id, &(tb_message){.gen_part = part});
+    g->n_sent += n;
+    g->unsent_ms = now;
+}
+
+static void send_done(tb_session *s, gen_slot *g) {
+    const uint32_t *last = g->run + 3 * (g->n_run ? g->n_run - 1 : 0);
+    tb_gen_done done = {.stop = g->stop, .status = (uint32_t)g->status, .n_tok = g->n_tok, .certified = g->n_run <= 1, .digest = g->digest};
+    done.version_begin = g->n_run ? g->run[0] | (uint64_t)g->run[1] << 32 : s->live;
+    done.version_end = g->n_run ? last[0] | (uint64_t)last[1] << 32 : s->live;
+    done.runs = (tb_words){g->run, 3 * g->n_run};
+    done.text = tb_text_of(g->sentence);
+    tb_channel_send(&s->channel, TB_GEN_DONE, done.version_end, g->id, &(tb_message){.gen_done = done});
+    if (g->flags & TB_CERTIFY && g->n_tok > 0)
+        g->phase = GEN_UNRELEASED;
+    else
+        release(s, g);
+}
+
+static void send_held(tb_session *s, gen_slot *g) {
+    const uint32_t left = g->n_tok - g->n_sent, n = left < TB_PART_MAX ? left : TB_PART_MAX;
+    const tb_gen_held held = {.first = g->n_sent, .n_tok = g->n_tok, .equal = (uint32_t)br_digest_equal(g->certificate, g->digest),
+                              .logprob = {g->logprob + g->n_sent, n}};
+    tb_channel_send(&s->channel, TB_GEN_HELD, g->version, g->id, &(tb_message){.gen_held = held});
+    g->n_sent += n;
+    if (g->n_sent == g->n_tok)
+        release(s, g);
+}
+
+static void send_scored(tb_session *s, gen_slot *g) {
+    const tb_score_done done = {.status = (uint32_t)g->status, .logprob = {g->logprob, g->n_tok}, .text = tb_text_of(g->sentence)};
+    tb_channel_send(&s->channel, TB_SCORE_DONE, s->live, g->id, &(tb_message){.score_done = done});
+    release(s, g);
+}
+
+static void flush_slot(tb_session *s, int64_t now, gen_slot *g) {
+    const uint32_t part = (uint32_t)s->opt.part_tok;
+    while (has_credit(s) && (g->phase == GEN_RUNNING || g->phase == GEN_SENDING) && g->n_sent < g->n_tok &&
+           (g->phase == GEN_SENDING || g->n_tok - g->n_sent >= part || now - g->unsent_ms >= s->opt.flush_ms))
+        send_part(s, now, g);
+    if (has_credit(s) && g->phase == GEN_SENDING && g->n_sent == g->n_tok)
+        send_done(s, g);
+    while (has_credit(s) && g->phase == GEN_RELEASED)
+        send_held(s, g);
+    if (has_credit(s) && g->phase == GEN_SCORED)
+        send_scored(s, g);
+}
+
+void tb_gen_flush(tb_session *s, int64_t now) {
+    for (int32_t i = 0; i < s->opt.n_request_max; i++)
+        flush_slot(s, now, &s->slot[i]);
+}

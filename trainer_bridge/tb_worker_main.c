@@ -1,0 +1,266 @@
+/* bitroll-worker: an engine behind the bridge, in a process of its own. Layer: trainer_bridge; the engine through bitroll.h alone.
+ *
+ * Over a socket it serves trainer after trainer until one says BYE; over MPI it serves rank --mpi once and then ends, with status 0
+ * whatever happened: to mpirun anything else is a reason to kill the job. */
+#include "br_file.h"
+#include "br_hash.h"
+#include "tb_mpi.h"
+#include "tb_worker.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { ADAPTER_MAX = 64, GRANT_BYTES = 64 << 20, ACCEPT_MS = 1000, FINISH_MS = 10000, GREET_SECONDS = 600, USAGE = 2, TRAINER_LOST = 3 };
+
+typedef struct args {
+    br_engine_options engine;
+    br_adapter_source adapter[ADAPTER_MAX];
+    const char *socket, *live;
+    int mpi, rank, requests, greet, once, protocol; /* mpi: the trainer's rank, -1 none */
+} args;
+
+static const struct {
+    const char *name, *help;
+} help[] = {
+    {"--model DIR", "checkpoint folder"},
+    {"--adapter NAME=DIR", "PEFT adapter folder under a name, DIR empty: starts empty; may be given again"},
+    {"--live NAME", "the adapter that the trainer swaps [the first]"},
+    {"--swap-rank R", "adapters can be swapped, up to this rank [never]"},
+    {"--socket PATH", "serve at this UNIX socket"},
+    {"--mpi RANK", "serve the trainer at this rank of the MPI job"},
+    {"--backend NAME", "oracle or cuda [cuda where one is]"},
+    {"--threads N", "threads of the oracle [all cores]"},
+    {"--max-seqs N", "sequences that run at once [64]"},
+    {"--chunk-tokens N", "rows of a step [256]"},
+    {"--kv-pages N", "cache pages of 64 tokens [16 for each of --max-seqs]"},
+    {"--requests N", "requests held at once [64]"},
+    {"--greet SECONDS", "with --mpi: how long the trainer may take to start [600]"},
+    {"--allow-zero-adapter", "accept an adapter whose B is all zero"},
+    {"--once", "with --socket: end with the first connection"},
+    {"--protocol", "print the table of messages and end"},
+};
+
+/* ---- arguments ----------------------------------------------------------------------------------------------------------- */
+
+static int usage(const char *what, const char *found) {
+    fprintf(stderr, "bitroll-worker: %s%s%s\n", what, found ? ": " : "", found ? found : "");
+    for (size_t i = 0; i < sizeof help / sizeof help[0]; i++)
+        fprintf(stderr, "  %-22s %s\n", help[i].name, help[i].help);
+    return USAGE;
+}
+
+static int add_adapter(args *a, char *text) {
+    char *equals = strchr(text, '=');
+    if (!equals || equals == text || a->engine.n_adapter == ADAPTER_MAX)
+        return 0;
+    *equals = 0;
+    a->adapter[a->engine.n_adapter++] = (br_adapter_source){.name = text, .dir = equals[1] ? equals + 1 : NULL};
+    return 1;
+}
+
+static int take_number(const char *text, int min, int32_t *out) {
+    char *end;
+    const long n = strtol(text, &end, 10);
+    if (*end || end == text || n < min || n > 1 << 20)
+        return 0;
+    *out = (int32_t)n;
+    return 1;
+}
+
+static int take_flag(args *a, const char *name) {
+    if (strcmp(name, "--once") == 0)
+        a->once = 1;
+    else if (strcmp(name, "--protocol") == 0)
+        a->protocol = 1;
+    else if (strcmp(name, "--allow-zero-adapter") == 0)
+        a->engine.allow_zero_adapter = 1;
+    else
+        return 0;
+    return 1;
+}
+
+static int take_option(args *a, const char *name, char *value) {
+    const struct {
+        const char *name;
+        const char **text;
+        int32_t *number;
+        int min;
+    } option[] = {
+        {"--model", &a->engine.model_dir, NULL, 0},   {"--live", &a->live, NULL, 0},
+        {"--socket", &a->socket, NULL, 0},            {"--backend", &a->engine.backend, NULL, 0},
+        {"--mpi", NULL, &a->mpi, 0},                  {"--threads", NULL, &a->engine.n_thread, 1},
+        {"--max-seqs", NULL, &a->engine.max_seqs, 1}, {"--chunk-tokens", NULL, &a->engine.chunk_tokens, 1},
+        {"--kv-pages", NULL, &a->engine.kv_pages, 1}, {"--swap-rank", NULL, &a->engine.swap_rank, 1},
+        {"--requests", NULL, &a->requests, 1},
+        {"--greet", NULL, &a->greet, 1},
+    };
+    if (strcmp(name, "--adapter") == 0)
+        return add_adapter(a, value);
+    for (size_t i = 0; i < sizeof option / sizeof option[0]; i++) {
+        if (strcmp(option[i].name, name) != 0)
+            continue;
+        if (option[i].number)
+            return take_number(value, option[i].min, option[i].number);
+        *option[i].text = value;
+        return 1;
+    }
+    return 0;
+}
+
+static int parse(args *a, int argc, char **argv) {
+    a->mpi = -1;
+    a->greet = GREET_SECONDS;
+    a->engine.adapter = a->adapter;
+    for (int i = 1; i < argc; i++) {
+        if (take_flag(a, argv[i]))
+            continue;
+        if (i + 1 == argc || !take_option(a, argv[i], argv[i + 1]))
+            return usage("unknown option, or a value that it does not take", argv[i]);
+        i++;
+    }
+    if (!a->protocol && !a->engine.model_dir)
+        return usage("--model is needed", NULL);
+    if (!a->protocol && (a->mpi >= 0) == (a->socket != NULL))
+        return usage("one of --socket and --mpi is needed", NULL);
+    return 0;
+}
+
+static int print_protocol(void) {
+    char line[512];
+    printf("version %d.%d: type, name, sender, payload bytes, fields\n", TB_MAJOR, TB_MINOR);
+    for (int32_t i = 0; i < tb_spec_count; i++) {
+        tb_spec_line(&tb_specs[i], line, sizeof line);
+        printf("%s\n", line);
+    }
+    return 0;
+}
+
+/* ---- who we are ---------------------------------------------------------------------------------------------------------- */
+
+/* Digest of a file of the model's folder; 0, 0 when it is not there. */
+static br_status digest_file(const char *dir, const char *name, br_digest *out) {
+    char path[BR_PATH_BYTES];
+    br_map map;
+    *out = (br_digest){0, 0};
+    BR_TRY(br_file_join(path, dir, name));
+    if (!br_file_exists(path))
+        return BR_OK;
+    BR_TRY(br_file_map(path, &map));
+    *out = br_hash_bytes(map.bytes, map.n);
+    br_file_unmap(&map);
+    return BR_OK;
+}
+
+static const char *live_name(const args *a) {
+    return a->live ? a->live : a->engine.n_adapter ? a->adapter[0].name : "base";
+}
+
+static int can_swap(const args *a) {
+    return a->engine.swap_rank && strcmp(live_name(a), "base") != 0;
+}
+
+static br_status introduce(const args *a, const br_engine *engine, tb_hello *me) {
+    br_swap_status swap = {.live_version = 0};
+    *me = (tb_hello){.role = TB_WORKER, .abi = BR_ABI_VERSION, .can = TB_CAN_GENERATE | TB_CAN_CERTIFY, .pid = (uint32_t)getpid()};
+    me->build = tb_text_of(BR_VERSION_TEXT);
+    me->contract = br_contract_digest();
+    me->base = br_engine_weights_digest(engine);
+    BR_TRY(digest_file(a->engine.model_dir, "config.json", &me->config));
+    BR_TRY(digest_file(a->engine.model_dir, "tokenizer.json", &me->tokenizer));
+    if (can_swap(a)) {
+        BR_TRY(br_swap_status_of(engine, live_name(a), &swap));
+        me->can |= TB_CAN_SWAP;
+    }
+    me->live_version = swap.live_version > 0 ? (uint64_t)swap.live_version : 0;
+    return br_engine_adapter_digest(engine, live_name(a), &me->adapter);
+}
+
+/* ---- serving ------------------------------------------------------------------------------------------------------------- */
+
+static const tb_worker_options timing = {.beat_ms = TB_BEAT_MS, .stall_ms = TB_DEAD_MS};
+
+/* One connection; returns the process's status. */
+static int serve(tb_session *s, tb_transport *t) {
+    const tb_channel *c = tb_session_channel(s);
+    const br_status engine = tb_worker_serve(s, t, &timing);
+    const tb_stats stats = tb_session_stats(s);
+    printf("bitroll-worker: %s: %s; version %llu live, %llu requests, %llu tokens\n", tb_code_name(c->end),
+           engine == BR_OK ? c->sentence : br_last_error(), (unsigned long long)stats.live_version, (unsigned long long)stats.n_done,
+           (unsigned long long)stats.n_tok);
+    fflush(stdout);
+    return tb_worker_exit_code(c->end, engine);
+}
+
+static int serve_socket(const args *a, tb_session *s) {
+    tb_listener *listener;
+    tb_transport *t;
+    int code = USAGE;
+    if (tb_socket_listen(a->socket, &listener) != BR_OK)
+        return usage(br_last_error(), NULL);
+    printf("bitroll-worker: pid %d serves at %s\n", (int)getpid(), a->socket);
+    fflush(stdout);
+    do {
+        if (tb_socket_accept(listener, ACCEPT_MS, &t) == BR_OK)
+            code = serve(s, t);
+    } while (code == USAGE || (!a->once && code != 0 && code != 6));
+    tb_listener_close(listener);
+    return code;
+}
+
+static int serve_mpi(const args *a, tb_session *s) {
+    char version[128];
+    tb_transport *t;
+    if (tb_mpi_open(a->mpi, &t) != BR_OK) {
+        fprintf(stderr, "bitroll-worker: %s\n", br_last_error());
+        return 1;
+    }
+    tb_mpi_version(version, sizeof version);
+    printf("bitroll-worker: %s, rank %d of the job serves rank %d, pid %d\n", version, a->rank, a->mpi, (int)getpid());
+    fflush(stdout);
+    return serve(s, t);
+}
+
+static int run(const args *a) {
+    br_engine *engine = NULL;
+    tb_session *s = NULL;
+    tb_session_options o = {.n_request_max = a->requests, .channel = {.dead_ms = TB_DEAD_MS, .grant_bytes = GRANT_BYTES}};
+    int code = USAGE;
+    br_status status;
+    o.channel.greet_ms = a->socket ? 0 : a->greet * (int64_t)1000;
+    BR_TRY_GOTO(br_engine_open(&a->engine, &engine), fail);
+    BR_TRY_GOTO(introduce(a, engine, &o.channel.me), fail);
+    const tb_engine_ops ops = tb_engine_of(engine);
+    tb_swap swap = {.engine = engine, .adapter = live_name(a)};
+    const tb_weights_ops weights = tb_weights_of(&swap);
+    o.engine = &ops;
+    o.weights = can_swap(a) ? &weights : NULL;
+    BR_TRY_GOTO(tb_session_open(&o, &s), fail);
+    code = a->socket ? serve_socket(a, s) : serve_mpi(a, s);
+    goto end;
+fail:
+    fprintf(stderr, "bitroll-worker: %s: %s\n", br_status_name(status), br_last_error());
+end:
+    tb_session_close(s);
+    br_engine_close(engine);
+    return code;
+}
+
+int main(int argc, char **argv) {
+    static args a;
+    int n_rank, code = parse(&a, argc, argv);
+    if (code != 0)
+        return code;
+    if (a.protocol)
+        return print_protocol();
+    if (a.socket)
+        return run(&a);
+    if (tb_mpi_start(&argc, &argv, &a.rank, &n_rank) != BR_OK) {
+        fprintf(stderr, "bitroll-worker: %s\n", br_last_error());
+        return 1;
+    }
+    code = run(&a);
+    tb_mpi_finish(code != TRAINER_LOST, FINISH_MS);
+    return 0;
+}

@@ -1,0 +1,85 @@
+/* Manifests of adapters; see ws_manifest.h. */
+#include "ws_manifest.h"
+
+#include "br_mem.h"
+#include "lora_file.h"
+#include "lora_recipe.h"
+
+#include <string.h>
+
+br_status ws_manifest_open(ws_manifest *manifest, const br_config *config) {
+    *manifest = (ws_manifest){.config = config, .n_map = lora_map_count(config)};
+    BR_TRY(br_mem_alloc((void **)&manifest->plan, (size_t)manifest->n_map * sizeof *manifest->plan, "a plan of an adapter"));
+    return br_mem_alloc((void **)&manifest->touched, (size_t)manifest->n_map * sizeof *manifest->touched, "a plan of an adapter");
+}
+
+void ws_manifest_close(ws_manifest *manifest) {
+    br_mem_free(manifest->touched);
+    br_mem_free(manifest->plan);
+    *manifest = (ws_manifest){0};
+}
+
+static br_digest digest_of(const ws_manifest *manifest) {
+    br_hash_stream stream;
+    br_hash_begin(&stream);
+    for (int64_t i = 0; i < manifest->n_tensor; i++) {
+        char name[BR_NAME_BYTES];
+        const ws_tensor t = ws_manifest_at(manifest, i);
+        const lora_scale *scale = &manifest->plan[t.map];
+        const int32_t number[5] = {t.is_b, BR_DTYPE_BF16, t.n_row, t.n_col, scale->rslora};
+        ws_manifest_name(manifest, i, name);
+        br_hash_add(&stream, name, strlen(name) + 1);
+        br_hash_add(&stream, number, sizeof number);
+        br_hash_add(&stream, &scale->alpha, sizeof scale->alpha);
+    }
+    return br_hash_end(&stream);
+}
+
+void ws_manifest_set(ws_manifest *manifest, const lora_scale *plan) {
+    memmove(manifest->plan, plan, (size_t)manifest->n_map * sizeof *plan);
+    manifest->n_tensor = 0;
+    for (int64_t i = 0; i < manifest->n_map; i++) {
+        if (!plan[i].rank)
+            continue;
+        manifest->touched[manifest->n_tensor / 2] = i;
+        manifest->n_tensor += 2;
+    }
+    manifest->digest = digest_of(manifest);
+}
+
+ws_tensor ws_manifest_at(const ws_manifest *manifest, int64_t i) {
+    br_expect map;
+    int32_t n_out = 0, n_in = 0;
+    BR_ASSERT(i >= 0 && i < manifest->n_tensor);
+    const int64_t at = manifest->touched[i / 2];
+    const int32_t is_b = (int32_t)(i % 2), rank = manifest->plan[at].rank;
+    br_weight_expect(manifest->config, at, &map);
+    br_linear_shape(manifest->config, map.cls, map.layer, &n_out, &n_in);
+    return (ws_tensor){.map = at, .cls = map.cls, .layer = map.layer, .expert = map.expert, .is_b = is_b, .rank = rank,
+                       .n_row = is_b ? n_out : rank, .n_col = is_b ? rank : n_in};
+}
+
+void ws_manifest_name(const ws_manifest *manifest, int64_t i, char name[BR_NAME_BYTES]) {
+    const ws_tensor t = ws_manifest_at(manifest, i);
+    lora_recipe_name(manifest->config, t.cls, t.layer, t.expert, t.is_b, name);
+}
+
+br_status ws_manifest_find(const ws_manifest *manifest, const char *name, int64_t *i) {
+    lora_key key;
+    *i = -1;
+    if (lora_key_parse("the manifest", manifest->config, name, &key) != BR_OK)
+        return br_fail_context(BR_E_NOT_FOUND, "no tensor of this adapter");
+    if (key.is_shared)
+        return br_fail(BR_E_NOT_FOUND, "tensor '%.200s' is an A that experts share: expected one a expert", name);
+    const int64_t map = br_weight_slot(manifest->config, key.cls, key.layer, key.expert);
+    for (int64_t low = 0, high = manifest->n_tensor / 2; low < high;) {
+        const int64_t middle = (low + high) / 2, at = manifest->touched[middle];
+        if (at == map) {
+            *i = 2 * middle + key.is_b;
+            return BR_OK;
+        }
+        low = at < map ? middle + 1 : low;
+        high = at < map ? high : middle;
+    }
+    return br_fail(BR_E_NOT_FOUND, "tensor '%.200s': the adapter does not touch its module", name);
+}
