@@ -39,7 +39,8 @@ static void install(void) {
 
 START_TEST(installed_files) {
     SHELL_OK("find $P ! -type d ! -path '*/include/bitroll/*' -printf '%%f\\n' | sort | tr '\\n' ' '");
-    ck_assert_str_eq(output, "bitroll bitroll.h bitroll.pc libbitroll.so libbitroll.so.0 libbitroll.so." BR_VERSION_TEXT " ");
+    ck_assert_str_eq(output, "bitroll bitroll-worker bitroll.h bitroll.pc libbitroll.so libbitroll.so.0 libbitroll.so." BR_VERSION_TEXT
+                             " libbitroll_bridge.so ");
 }
 END_TEST
 

@@ -8,7 +8,7 @@
 
 enum { LINES_MAX = 600, FUNCTION_LINES_MAX = 70, WIDTH_MAX = 150, NAME_BYTES = 256 };
 
-#define PRODUCT "src kernels_batch_invariant lora weightsync"
+#define PRODUCT "src kernels_batch_invariant lora weightsync trainer_bridge"
 #define KERNELS "kernels_batch_invariant"
 #define NUMERIC "kernels_batch_invariant/numeric"
 
@@ -74,6 +74,7 @@ static const struct {
                    KERNELS " " NUMERIC},
     {"src/bench", "src/base src/device src/io src/model src/weights src/engine " KERNELS " " NUMERIC},
     {"src/cli", ""},
+    {"trainer_bridge", "src/base"},
 };
 
 static const char *may_include(const char *folder) {
@@ -136,9 +137,10 @@ void tidy_rule_system_headers(const tidy_tree *tree, const tidy_file *file, tidy
         {"hdf5.h", "src/io"},
         {"jansson.h", "src/io lora"},
         {"xxhash.h", "src/base"},
-        {"pthread.h", "src/base src/engine"},
-        {"time.h", "src/engine src/bench src/device"},
-        {"sys/random.h", "src/engine"},
+        {"pthread.h", "src/base src/engine trainer_bridge"},
+        {"mpi.h", "trainer_bridge"},
+        {"time.h", "src/engine src/bench src/device trainer_bridge"},
+        {"sys/random.h", "src/engine trainer_bridge"},
         {"math.h", KERNELS " src/io src/logprob src/stats src/cli lora"},
         {"immintrin.h", NUMERIC},
         {"cuda_runtime.h", KERNELS " src/device"},
@@ -285,7 +287,7 @@ static int is_float_literal(const char *at) {
  * neither make a float nor work on one. */
 void tidy_rule_float_words(const tidy_tree *tree, const tidy_file *file, tidy_report *out) {
     (void)tree;
-    if (file->code && tidy_in(file->path, "src/sched src/kv src/proof src/comm")) {
+    if (file->code && tidy_in(file->path, "src/sched src/kv src/proof src/comm trainer_bridge")) {
         ban(file, file->code, "float", 0, "this folder knows integers and bytes only", out);
         ban(file, file->code, "double", 0, "this folder knows integers and bytes only", out);
     }
