@@ -8,24 +8,16 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 TREE = os.path.dirname(os.path.dirname(HERE))
 HEADER_DIRS = ("src", "src/base", "kernels_batch_invariant", "kernels_batch_invariant/backward")
 # In the order of their use of one another.
-HEADERS = ("br_config.h", "bi_types.h", "bi_attn.h", "bi_attnres.h", "bi_conv.h", "bi_embed.h", "bi_glu.h", "bi_experts.h",
+HEADERS = ("bitroll.h", "br_config.h", "bi_types.h", "bi_attn.h", "bi_attnres.h", "bi_conv.h", "bi_embed.h", "bi_glu.h", "bi_experts.h",
            "bi_head.h", "bi_index.h", "bi_kda.h", "bi_linear.h", "bi_norm.h", "bi_pack.h", "bi_route.h", "bi_grad.h",
            "bitroll_ops.h")
 ABI_VERSION = 2
 
 SCALAR = {"int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64,
-          "uint8_t": ctypes.c_uint8, "int": ctypes.c_int, "float": ctypes.c_float, "double": ctypes.c_double, "size_t": ctypes.c_size_t}
+          "uint8_t": ctypes.c_uint8, "char": ctypes.c_char, "int": ctypes.c_int, "float": ctypes.c_float, "double": ctypes.c_double, "size_t": ctypes.c_size_t}
 
-STRUCT = re.compile(r"typedef struct (\w+) \{(.*?)\} \1;", re.S)
+STRUCT = re.compile(r"typedef struct (\w+) \{([^{}]*)\} \1;", re.S)
 ENUM = re.compile(r"(?:typedef )?enum(?: (\w+))? \{(.*?)\}", re.S)
-
-
-class Digest(ctypes.Structure):
-    """br_digest of bitroll.h."""
-    _fields_ = [("lo", ctypes.c_uint64), ("hi", ctypes.c_uint64)]
-
-    def __str__(self):
-        return f"{self.hi:016x}{self.lo:016x}"
 
 
 class Error(RuntimeError):
@@ -81,7 +73,7 @@ def _fields(body, structs, enums, constants):
 
 def read_headers():
     """{name: ctypes.Structure} and {constant: value}."""
-    structs, enums, constants = {"br_digest": Digest}, {"br_status"}, {}
+    structs, enums, constants = {}, set(), {}
     for header in HEADERS:
         text = _header(header)
         for name, body in ENUM.findall(text):
@@ -90,7 +82,11 @@ def read_headers():
         for name, body in STRUCT.findall(text):
             if "(*" in body:
                 continue  # a table of functions
-            structs[name] = type(name, (ctypes.Structure,), {"_fields_": list(_fields(body, structs, enums, constants))})
+            try:
+                structs[name] = type(name, (ctypes.Structure,), {"_fields_": list(_fields(body, structs, enums, constants))})
+            except TypeError:  # of the jobs, which Python leaves to the command
+                if header != "bitroll.h":
+                    raise
     return structs, constants
 
 
@@ -102,6 +98,11 @@ def default_library():
         if os.path.exists(path) or os.sep not in path:
             return path
     return None
+
+
+def text_of(digest):
+    """A br_digest as files and summaries print it."""
+    return f"{digest.hi:016x}{digest.lo:016x}"
 
 
 class Library:
@@ -124,6 +125,20 @@ class Library:
             "br_ops_attn_alpha": (real, i32, i32), "br_ops_index_c": (real, i32, i32), "br_ops_kda_scale": (real, i32),
             "br_ops_hash": (STRUCTS["br_digest"], p, size), "br_ops_lora_s": (real, ctypes.c_double, i32, i32),
         }
+        engine, size_out, digest = p, ctypes.POINTER(ctypes.c_int64), STRUCTS["br_digest"]
+        signatures.update({
+            "br_engine_open": (i32, p, ctypes.POINTER(p)), "br_engine_close": (None, engine),
+            "br_engine_weights_digest": (digest, engine),
+            "br_engine_adapter_digest": (i32, engine, text, ctypes.POINTER(digest)),
+            "br_engine_adapter_live_digest": (i32, engine, text, ctypes.POINTER(digest)),
+            "br_sampling_default": (STRUCTS["br_sampling"],), "br_submit": (i32, engine, p, ctypes.POINTER(ctypes.c_uint64)),
+            "br_abort": (i32, engine, ctypes.c_uint64), "br_poll": (i32, engine, p, i32, ctypes.POINTER(i32), ctypes.POINTER(i32)),
+            "br_request_error": (i32, engine, ctypes.c_uint64, ctypes.POINTER(text)),
+            "br_swap_manifest": (i32, engine, text, size_out, ctypes.POINTER(digest)),
+            "br_swap_tensor_at": (i32, engine, text, i64, p),
+            "br_swap_from_memory": (i32, engine, text, p, i64, p, i64, ctypes.c_uint32, ctypes.POINTER(ctypes.c_int)),
+            "br_swap_commit": (i32, engine, text, i64, ctypes.c_int, ctypes.POINTER(ctypes.c_int)),
+        })
         for name, (result, *arguments) in signatures.items():
             function = getattr(self.c, name)
             function.restype, function.argtypes = result, arguments
@@ -135,7 +150,7 @@ class Library:
             raise Error(status, self.c.br_last_error().decode())
 
     def contract_digest(self):
-        return str(self.c.br_contract_digest())
+        return text_of(self.c.br_contract_digest())
 
     def hash(self, data):
         """The digest of a bytes object, as the engine's files have it."""
