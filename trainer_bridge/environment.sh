@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # environment.sh: makes the trainer's Python environment where it is not there yet, and prints the path of its interpreter, a script that
-# sets the library path and PYTHONPATH. The environment lies outside the tree, named by the hash of requirements.lock: built beside its
-# place and renamed, so that a broken installation is never found.
+# sets the library path. The environment lies outside the tree, named by the hash of requirements.lock: built beside its place and
+# renamed, so that a broken installation is never found. Needs Python 3.12 (with venv) and the libraries of a CUDA 13 toolkit, which
+# torch loads when it is imported, with a GPU or without.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 lock=$here/requirements.lock
-BYTES_NEEDED=$((6 * 1024 * 1024)) # KiB: download, unpacked, and the copy while building
+KIB_NEEDED=$((6 * 1024 * 1024)) # download, unpacked, and the copy while building
 
 die() {
     printf 'environment: %s\n' "$*" >&2
@@ -23,7 +24,6 @@ find_python() {
     die "no Python 3.12 with venv was found: torch and megatron-core of requirements.lock need it"
 }
 
-# The toolkit's libraries, which torch loads when it is imported, with a GPU or without.
 find_toolkit() {
     local folder
     for folder in "$(dirname "$(command -v nvcc 2>/dev/null || echo /none/bin/nvcc)")/../lib64" /usr/local/cuda/lib64; do
@@ -42,7 +42,7 @@ if [ ! -x "$place/bin/bitroll-python" ]; then
     toolkit=$(find_toolkit)
     mkdir -p "$cache"
     free=$(df -Pk "$cache" | awk 'NR == 2 { print $4 }')
-    [ "$free" -ge "$BYTES_NEEDED" ] || die "$cache has $free KiB free: the environment needs $BYTES_NEEDED"
+    [ "$free" -ge "$KIB_NEEDED" ] || die "$cache has $free KiB free: the environment needs $KIB_NEEDED"
     building=$(mktemp -d "$cache/building.XXXXXX")
     trap 'rm -rf "$building"' EXIT
     "$python" -m venv "$building/env" >&2
@@ -51,8 +51,7 @@ if [ ! -x "$place/bin/bitroll-python" ]; then
     cat >"$building/env/bin/bitroll-python" <<TEXT
 #!/bin/sh
 LD_LIBRARY_PATH=$toolkit\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH}
-PYTHONPATH=$here\${PYTHONPATH:+:\$PYTHONPATH}
-export LD_LIBRARY_PATH PYTHONPATH
+export LD_LIBRARY_PATH
 exec "\$(dirname "\$0")/python" -B "\$@"
 TEXT
     chmod +x "$building/env/bin/bitroll-python"

@@ -157,8 +157,8 @@ class Tree:
         libraries = subprocess.run(["pkg-config", "--libs", "check", "hdf5", "jansson"], capture_output=True, text=True,
                                    check=True).stdout.split()
         portable = [f"-Wl,--defsym=bi_ops_{isa}=bi_ops_portable" for isa in ("avx2", "avx512")]
-        words = ["cc", *objects.values(), *portable, os.path.join(self.build, "libbitroll_static.a"), *libraries, "-lm",
-                 "-lpthread", "-o", to]
+        archives = [os.path.join(self.build, f"lib{name}_static.a") for name in ("bridge", "bitroll")]
+        words = ["cc", *objects.values(), *portable, *archives, *libraries, "-lm", "-lpthread", "-o", to]
         result = subprocess.run(words, capture_output=True, text=True, check=False)
         if result.returncode != 0:
             fail(f"the runner does not link: {result.stderr.strip()[-2000:]}")

@@ -7,7 +7,7 @@ import torch
 import rig
 from bitroll import grpo, lora, mcore, peft
 from bitroll.ops import Ops
-from bitroll.rollout import Engine, Text
+from bitroll.in_process import Engine, Sample
 from bitroll.tensors import Checkpoint
 
 STEPS, PROMPTS, SAMPLES, NEW = 3, 8, 4, 8
@@ -72,7 +72,7 @@ class Meters(unittest.TestCase):
         self.r = Rig()
         self.r.run(2)
         self.tensors = self.r.grpo.publish()
-        self.text = [Text("x", 0, [5, 6, 7])]
+        self.text = [Sample("x", 0, [5, 6, 7])]
         self.r.engine.generate(self.text, "policy", 3, max_new=NEW, ignore_eos=1, temperature=0.7)
 
     def tearDown(self):
@@ -93,6 +93,29 @@ class Meters(unittest.TestCase):
         self.r.run(1)
         self.r.grpo.publish()  # the trainer went on; the text was sampled before
         self.assertGreater(self.differing(), 0)
+
+    def test_a_step_that_does_not_certify_makes_no_update(self):
+        """The engine is given another adapter than the trainer's: the step stops before the optimizer."""
+        swap = self.r.engine.swap
+
+        def flipped(name, version, tensors, flags=0):
+            key = sorted(tensors)[0]
+            one = {**tensors, key: tensors[key].clone()}
+            one[key].view(torch.int16).view(-1)[0] ^= 1
+            swap(name, version, one, flags)
+        self.r.engine.swap = flipped
+        before = [p.detach().clone() for p in self.r.model.parameters() if p.requires_grad]
+        with self.assertRaises(grpo.Mismatch) as caught:
+            self.r.run(1)
+        self.assertNotEqual(caught.exception.step.digest_engine, caught.exception.step.digest_trainer)
+        self.assertTrue(all(torch.equal(a, b) for a, b in zip(before, (p for p in self.r.model.parameters() if p.requires_grad))))
+
+    def test_a_tensor_of_another_shape_is_refused(self):
+        key = sorted(self.tensors)[0]
+        with self.assertRaisesRegex(ValueError, "expected torch.bfloat16"):
+            self.r.engine.swap("policy", 99, {**self.tensors, key: self.tensors[key][:1]})
+        with self.assertRaisesRegex(ValueError, "expected torch.bfloat16"):
+            self.r.engine.swap("policy", 99, {**self.tensors, key: self.tensors[key].float()})
 
     def test_one_bit_of_one_entry_moves_the_live_digest(self):
         low = next(m for m in self.r.model.modules() if isinstance(m, lora.LowRank))

@@ -94,10 +94,8 @@ STRUCTS, CONSTANTS = read_headers()
 
 
 def default_library():
-    for path in (os.path.join(TREE, "build", "libbitroll.so"), "libbitroll.so.0"):
-        if os.path.exists(path) or os.sep not in path:
-            return path
-    return None
+    built = os.path.join(TREE, "build", "libbitroll.so")
+    return built if os.path.exists(built) else "libbitroll.so.0"
 
 
 def text_of(digest):

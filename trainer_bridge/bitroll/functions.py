@@ -1,4 +1,4 @@
-"""One torch.autograd.Function an op. forward calls the op, backward calls its gradient: no torch arithmetic touches a value here.
+"""One torch.autograd.Function an op. forward calls the op, backward calls its gradient; torch only adds gradients of one input up.
 
 Gradients come and go in the dtype of their tensor (bf16 for bf16 values; f32 along the residual stream, see Stream), the C side computes on
 f32. Only inputs are saved; what the backward needs beyond them it computes again from them."""

@@ -13,7 +13,15 @@ import torch
 from . import peft
 from .lora import publish
 from .mcore import pack
-from .rollout import INITIAL, Text, adapter_digest
+from .in_process import INITIAL, Sample, adapter_digest
+
+
+class Mismatch(RuntimeError):
+    """Log-probs or adapters of the two sides differ; step: what was found."""
+
+    def __init__(self, step):
+        super().__init__(step.line())
+        self.step = step
 
 
 class Step:
@@ -58,12 +66,14 @@ def bits_of(values):
 
 
 class Grpo:
-    """engine: a rollout.Engine with one adapter `name` that begins empty; model: a mcore.BitrollModel over the same checkpoint."""
+    """engine: a in_process.Engine with one adapter `name` that begins empty; model: a mcore.BitrollModel over the same checkpoint. exact: a step
+    whose certificate fails raises Mismatch and makes no update; control runs set it to False."""
 
-    def __init__(self, engine, model, settings, optimizer, reward, name="policy", prefix="", temperature=1.0, clip=(0.8, 1.28), max_norm=1.0):
+    def __init__(self, engine, model, settings, optimizer, reward, name="policy", prefix="", temperature=1.0, clip=(0.8, 1.28), max_norm=1.0,
+                 exact=True):
         self.engine, self.model, self.settings, self.optimizer, self.reward = engine, model, settings, optimizer, reward
         self.name, self.prefix, self.temperature, self.clip, self.max_norm, self.version = name, prefix, temperature, clip, max_norm, -1
-        self.names = engine.manifest(name)
+        self.exact, self.names = exact, list(engine.manifest(name))
 
     def publish(self):
         """Masters rounded once; the very tensors that the trainer's forwards read go to the engine."""
@@ -78,12 +88,14 @@ class Grpo:
         device = self.model.ops.device
         lengths, inputs, targets, sampled = packed(texts, device)
         temperature = torch.full((len(inputs),), self.temperature, device=device)
-        return [out[sampled] for out in self.model.log_probs(inputs, pack(lengths), targets, temperature)]
+        found = self.model.log_probs(inputs, pack(lengths), targets, temperature)
+        self.model.current.rows.check_faults()
+        return [out[sampled] for out in found]
 
     def step(self, number, prompts, n_sample, seed, **sampling):
         record = Step(number)
         tensors = self.publish()
-        texts = [Text(f"step {number} prompt {i}", j, prompt) for i, prompt in enumerate(prompts) for j in range(n_sample)]
+        texts = [Sample(f"step {number} prompt {i}", j, prompt) for i, prompt in enumerate(prompts) for j in range(n_sample)]
         self.engine.generate(texts, self.name, seed, temperature=self.temperature, **sampling)
         rollout = torch.tensor([b for t in texts for b in t.logprob], dtype=torch.int64).to(torch.int32)
         rewards = torch.tensor([self.reward(t) for t in texts]).view(len(prompts), n_sample)
@@ -91,27 +103,28 @@ class Grpo:
         with torch.no_grad():  # in turn from both ends: another packing than the update's
             cut = max(1, len(texts) // 3)
             again = torch.cat([self.log_probs(part)[0] for part in (texts[:cut], texts[cut:])])
-        update = self.update(texts, rewards, rollout)
+        update = self.log_probs(texts)[0]
         for other in (again, update):
             record.compared += len(rollout)
             record.mismatch += int((bits_of(other) != rollout).sum())
         record.k1, record.k3 = kl(rollout.view(torch.float32), update.detach().cpu())
         record.digest_engine = self.engine.live_digest(self.name)
         record.digest_trainer = adapter_digest(self.engine.library, self.names, tensors, self.settings)
+        if self.exact and (record.mismatch or record.digest_engine != record.digest_trainer):
+            raise Mismatch(record)  # before the optimizer's step
+        self.update(texts, rewards, rollout, update)
         return record
 
-    def update(self, texts, rewards, rollout):
-        """One step of the optimizer on the clipped objective, mean over sampled tokens; returns the log-probs of its forward."""
+    def update(self, texts, rewards, rollout, logprob):
+        """One step of the optimizer on the clipped objective, mean over sampled tokens, from the log-probs of one forward."""
         advantage = advantages(rewards).view(-1)
         weight = torch.cat([advantage[i].expand(len(t.tokens)) for i, t in enumerate(texts)])
-        self.optimizer.zero_grad()
-        logprob = self.log_probs(texts)[0]
         old, weight = rollout.view(torch.float32).to(logprob.device), weight.to(logprob.device)
         ratio = (logprob - old).clamp(-20, 20).exp()
         loss = -torch.minimum(ratio * weight, ratio.clamp(*self.clip) * weight).mean()
+        self.optimizer.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_([p for p in self.model.parameters() if p.grad is not None], self.max_norm)
         if not math.isfinite(float(norm)):
             raise FloatingPointError(f"the gradient's norm is {float(norm)}")
         self.optimizer.step()
-        return logprob

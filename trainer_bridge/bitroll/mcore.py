@@ -76,18 +76,18 @@ class MegatronLayer(Layer, TransformerLayer):
         return make_sharded_tensors_for_checkpoint(masters, prefix, sharded_offsets=sharded_offsets)
 
 
-class Stream:
+class CurrentRows:
     """The rows of the forward under way, for the modules that Megatron calls without packed_seq_params."""
     rows = None
 
 
 class FinalNorm(nn.Module):
-    def __init__(self, weight, eps, stream):
+    def __init__(self, weight, eps, current):
         super().__init__()
-        self.weight, self.eps, self.stream = weight, eps, stream
+        self.weight, self.eps, self.current = weight, eps, current
 
     def forward(self, hidden_states):
-        rows = self.stream.rows
+        rows = self.current.rows
         rows.layer = rows.ops.config.n_layer
         return rows.show("final", rows.fn.rmsnorm(rows, hidden_states[:, 0], self.weight, self.eps, "final_layernorm")).unsqueeze(1)
 
@@ -95,13 +95,13 @@ class FinalNorm(nn.Module):
 class Embedding(nn.Module):
     """Under Megatron's name, `embedding.word_embeddings.weight`."""
 
-    def __init__(self, table, stream, recompute):
+    def __init__(self, table, current, recompute):
         super().__init__()
         self.word_embeddings = nn.Module()
-        self.word_embeddings.weight, self.stream, self.recompute = frozen(table), stream, recompute
+        self.word_embeddings.weight, self.current, self.recompute = frozen(table), current, recompute
 
     def forward(self, input_ids, position_ids=None, **_):
-        rows = self.stream.rows
+        rows = self.current.rows
         rows.layer = -1
         y = rows.show("embed", rows.fn.embed(rows, input_ids[0].to(torch.int32), self.word_embeddings.weight)).unsqueeze(1)
         # A layer that is computed again takes part in the backward only if its input does.
@@ -137,18 +137,18 @@ class BitrollModel(GPTModel):
     """settings: ops and adapters; checkpoint: the base. Every parameter but the adapters' masters is frozen."""
 
     def __init__(self, settings, config, checkpoint, recompute=False):
-        ops, stream = settings.ops, Stream()
+        ops, current = settings.ops, CurrentRows()
         megatron = transformer_config(config, ops.backend, recompute)
         layer = ModuleSpec(MegatronLayer, params=dict(settings=settings, model_config=config, checkpoint=checkpoint))
         norm = vector(ops, checkpoint["model.norm.weight"])
         spec = TransformerBlockSubmodules(layer_specs=[layer] * config.n_layer,
-                                          layer_norm=lambda **_: FinalNorm(norm, config.norm_eps, stream))
+                                          layer_norm=lambda **_: FinalNorm(norm, config.norm_eps, current))
         super().__init__(megatron, spec, vocab_size=config.n_vocab, max_sequence_length=config.position_max, position_embedding_type="none",
                          share_embeddings_and_output_weights=False, pre_process=False, post_process=True)
         self.pre_process = self.decoder.pre_process = True  # the stock embedding and head would be built only to be replaced
-        self.embedding = Embedding(checkpoint["model.embed_tokens.weight"].to(ops.device), stream, recompute)
+        self.embedding = Embedding(checkpoint["model.embed_tokens.weight"].to(ops.device), current, recompute)
         self.output_layer = OutputLayer(ops, checkpoint["lm_head.weight"])
-        self.ops, self.stream, self.model_config = ops, stream, config
+        self.ops, self.current, self.model_config = ops, current, config
 
     def log_probs(self, token, packed, target, temperature, slot=0, trace=None):
         """token, target (n_row) ids; packed: PackedSeqParams of the same rows; temperature (n_row) f32; slot: of every row, or (n_row) with
@@ -160,7 +160,7 @@ class BitrollModel(GPTModel):
             inner = [t[keep] if isinstance(t, torch.Tensor) and t.dim() else t for t in (token, target, temperature, slot)]
             out = self.log_probs(inner[0], tight(packed), inner[1], inner[2], inner[3], trace)
             return tuple(torch.zeros(token.numel(), dtype=t.dtype, device=t.device).index_copy(0, keep, t) for t in out)
-        rows = packed.bitroll_rows = self.stream.rows = Rows(self.ops, packed.cu_seqlens_q.tolist(), token.numel(), slot)
+        rows = packed.bitroll_rows = self.current.rows = Rows(self.ops, packed.cu_seqlens_q.tolist(), token.numel(), slot)
         rows.trace = trace(rows) if trace else None
         return self(input_ids=token.unsqueeze(0), position_ids=None, attention_mask=None, labels=target.unsqueeze(0), packed_seq_params=packed,
                     output_processor=logprob_head, output_processor_context=dict(temperature=temperature))

@@ -1,4 +1,4 @@
-"""A checkpoint folder's tensors by their names in the file, mapped, not read: config.json and safetensors."""
+"""A checkpoint folder's tensors by their names in the file, mapped, not read: safetensors."""
 import json
 import mmap
 import os

@@ -8,13 +8,13 @@ import torch
 from . import abi
 from .names import PEFT_PREFIX
 
-INITIAL, RESYNC = 1, 2
+INITIAL = abi.CONSTANTS["BR_SWAP_INITIAL"]
 DRAIN = abi.CONSTANTS["BR_SWAP_DRAIN"]
 COMMITTED = abi.CONSTANTS["BR_SWAP_COMMITTED"]
 POLL_MAX = 4096
 
 
-class Text:
+class Sample:
     """A prompt and what was sampled behind it. logprob: the bits of binary32 numbers, one a sampled token."""
 
     def __init__(self, uid, sample, prompt):
@@ -67,7 +67,7 @@ class Engine:
 
     def generate(self, texts, adapter, seed, **sampling):
         """Fills the texts."""
-        waiting, running = list(reversed(texts)), {}
+        waiting, running, errors = list(reversed(texts)), {}, []
         tokens, n, done = (abi.STRUCTS["br_token"] * POLL_MAX)(), ctypes.c_int32(), ctypes.c_int32()
         while waiting or running:
             self.submit_some(waiting, running, adapter, seed, sampling)
@@ -80,7 +80,9 @@ class Engine:
                 if token.last:
                     text.stop = token.stop
                     del running[token.request]
-                    self.refuse_error(token)
+                    errors += self.error_of(token)
+        if errors:
+            raise errors[0]
 
     def submit_some(self, waiting, running, adapter, seed, sampling):
         """As many as the engine holds at once; the rest when some have ended."""
@@ -93,31 +95,35 @@ class Engine:
                 return
             waiting.pop()
 
-    def refuse_error(self, token):
+    def error_of(self, token):
+        """The error that ended a request, in a list; empty when none did."""
         if token.stop != abi.CONSTANTS["BR_STOP_ERROR"]:
-            return
+            return []
         sentence = ctypes.c_char_p()
         status = self.library.c.br_request_error(self.handle, token.request, ctypes.byref(sentence))
-        raise abi.Error(status, sentence.value.decode())
+        return [abi.Error(status, sentence.value.decode())]
 
     # ---- adapters that change ------------------------------------------------------------------------------------------------
 
     def manifest(self, adapter):
-        """The PEFT names of a version's tensors, in order."""
+        """{PEFT name: shape} of a version's tensors, in order."""
         n, digest, tensor = ctypes.c_int64(), abi.STRUCTS["br_digest"](), abi.STRUCTS["br_swap_tensor"]()
         self.library.check(self.library.c.br_swap_manifest(self.handle, adapter.encode(), ctypes.byref(n), ctypes.byref(digest)))
-        names = []
+        shapes = {}
         for i in range(n.value):
             self.library.check(self.library.c.br_swap_tensor_at(self.handle, adapter.encode(), i, ctypes.byref(tensor)))
-            names.append(bytes(tensor.name).split(b"\0")[0].decode())
-        return names
+            shapes[bytes(tensor.name).split(b"\0")[0].decode()] = (tensor.n_row, tensor.n_col)
+        return shapes
 
     def swap(self, adapter, version, tensors, flags=0):
         """A version from this process's memory, live when the call returns. tensors: {PEFT name: bf16}."""
-        names = self.manifest(adapter)
-        if set(names) != set(tensors):
-            raise KeyError(f"{len(tensors)} tensors: the engine's adapter has {len(names)}, not in both: {sorted(set(names) ^ set(tensors))[:3]}")
-        values = [tensors[name].contiguous().cpu() for name in names]
+        shapes = self.manifest(adapter)
+        if set(shapes) != set(tensors):
+            raise KeyError(f"{len(tensors)} tensors: the engine's adapter has {len(shapes)}, not in both: {sorted(set(shapes) ^ set(tensors))[:3]}")
+        for key, shape in shapes.items():
+            if tensors[key].dtype != torch.bfloat16 or tuple(tensors[key].shape) != shape:
+                raise ValueError(f"{key}: {tensors[key].dtype} {tuple(tensors[key].shape)}: expected torch.bfloat16 {shape}")
+        values = [tensors[key].contiguous().cpu() for key in shapes]
         addresses, answer = (ctypes.c_void_p * len(values))(*(v.data_ptr() for v in values)), ctypes.c_int()
         c, name = self.library.c, adapter.encode()
         self.library.check(c.br_swap_from_memory(self.handle, name, addresses, len(values), None, version, flags, ctypes.byref(answer)))
@@ -128,7 +134,7 @@ class Engine:
 
 def adapter_digest(library, names, tensors, settings):
     """The digest of an adapter by lora/lora_digest.h, of bf16 tensors in the order of a manifest (A, then B, map by map)."""
-    stream = b""
+    stream, names = b"", list(names)
     for name_a, name_b in zip(names[::2], names[1::2]):
         module = name_a[len(PEFT_PREFIX) : -len(".lora_A.weight")]
         stream += module.encode() + b"\0" + struct.pack("<iid", settings.rank, int(settings.rslora), settings.alpha)
