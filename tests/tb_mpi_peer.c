@@ -1,5 +1,5 @@
 /* One rank of the bridge's MPI tests; test_tb_process runs two of it under mpirun: `tb_mpi_peer faults | round | kill-worker |
- * kill-trainer`. Rank 0 is the worker, rank 1 the trainer; what is made up is tb_rig's. `tb_mpi_peer engine DIR` is the trainer of a
+ * kill-trainer | give-up`. Rank 0 is the worker, rank 1 the trainer; what is made up is tb_rig's. `tb_mpi_peer engine DIR` is the trainer of a
  * bitroll-worker at rank 0: what comes must be what an engine of its own gives. Rank 1 prints `ok ...` when all is as it should. */
 #include "br_file.h"
 #include "tb_faults.h"
@@ -200,6 +200,51 @@ static int train_and_die(void) {
     return 1;
 }
 
+/* ---- a send that is given up ----------------------------------------------------------------------------------------------- */
+
+enum { GIVEN_UP_BYTES = 8 << 20 };
+
+/* Nobody receives, so the sender gives up, writes over its bytes, frees them and closes. What the receiver takes in later is whole. */
+static br_status give_up(void) {
+    tb_header h = {.major = TB_MAJOR, .type = TB_W_CHUNK, .session = 1};
+    unsigned char head[TB_HEADER_BYTES], *bytes;
+    tb_transport *t;
+    BR_TRY(br_mem_alloc((void **)&bytes, GIVEN_UP_BYTES, "a chunk"));
+    for (size_t i = 0; i < GIVEN_UP_BYTES; i++)
+        bytes[i] = (unsigned char)(i * 7 >> 8);
+    tb_header_seal(&h, bytes, GIVEN_UP_BYTES, head);
+    br_status status = tb_mpi_open(WORKER, &t);
+    if (status == BR_OK) {
+        status = tb_transport_send(t, head, bytes, GIVEN_UP_BYTES, 200);
+        tb_transport_close(t);
+    }
+    memset(bytes, 0xee, GIVEN_UP_BYTES);
+    br_mem_free(bytes);
+    MPI_Barrier(MPI_COMM_WORLD);
+    MPI_Barrier(MPI_COMM_WORLD);
+    return status == BR_E_IO ? BR_OK : br_fail(BR_E_MISMATCH, "the send ended with status %d", (int)status);
+}
+
+static br_status take_given_up(void) {
+    tb_transport *t;
+    MPI_Barrier(MPI_COMM_WORLD);
+    BR_TRY(tb_mpi_open(TRAINER, &t));
+    tb_transport_greeted(t);
+    tb_frame *frame = tb_transport_receive(t, 5000);
+    const int is_whole = frame && frame->fault == TB_OK && tb_payload_check(&frame->header, frame->payload, frame->n) == TB_OK;
+    tb_frame_free(frame);
+    tb_transport_close(t);
+    MPI_Barrier(MPI_COMM_WORLD);
+    return is_whole ? BR_OK : br_fail(BR_E_MISMATCH, "the frame is not what was sent");
+}
+
+static int given_up(void) {
+    const br_status status = rank == WORKER ? take_given_up() : give_up();
+    printf("%s %s\n", status != BR_OK ? "failed" : rank == WORKER ? "whole" : "given up", status == BR_OK ? "" : br_last_error());
+    tb_mpi_finish(1, 10000);
+    return status != BR_OK;
+}
+
 /* ---- a real engine at the other end ---------------------------------------------------------------------------------------- */
 
 enum { N_NEW = 12 };
@@ -275,6 +320,8 @@ int main(int argc, char **argv) {
     }
     if (strcmp(what, "faults") == 0)
         return faults();
+    if (strcmp(what, "give-up") == 0)
+        return given_up();
     if (strcmp(what, "engine") == 0)
         return train_engine(argc > 2 ? argv[2] : "");
     if (rank == WORKER)

@@ -185,7 +185,7 @@ static br_status weights_commit(void *context, tb_pause_mode mode, uint64_t *ste
     w->mode = mode;
     *step = ++w->step;
     *digest = fake_digest(w->live);
-    return BR_OK;
+    return w->late == BR_OK ? BR_OK : br_fail(w->late, "the live memory cannot be read");
 }
 
 static void weights_abort(void *context) {
@@ -262,6 +262,11 @@ static br_status engine_poll(void *context, br_token *out, int32_t n_max, int32_
     return BR_OK;
 }
 
+static br_status engine_versions(void *context, uint64_t id, br_versions *out) {
+    *out = ((fake_engine *)context)->versions;
+    return out->n_run ? BR_OK : br_fail(BR_E_NOT_FOUND, "no request %llu", (unsigned long long)id);
+}
+
 static br_status engine_error(void *context, uint64_t id, const char **sentence) {
     (void)context, (void)id;
     *sentence = "made up";
@@ -281,7 +286,7 @@ static br_status engine_sleep(void *context, int asleep) {
 }
 
 tb_engine_ops fake_engine_ops(fake_engine *e) {
-    return (tb_engine_ops){e, engine_submit, engine_abort, engine_poll, engine_error, engine_score, engine_sleep};
+    return (tb_engine_ops){e, engine_submit, engine_abort, engine_poll, engine_versions, engine_error, engine_score, engine_sleep};
 }
 
 /* ---- a worker around them ------------------------------------------------------------------------------------------------ */

@@ -25,6 +25,7 @@ typedef struct fake_weights {
     int busy;         /* ws_begin and ws_commit answer BR_E_LIMIT so often */
     int n_abort, n_commit;
     tb_pause_mode mode; /* of the last commit */
+    br_status late;     /* what a commit fails with after the version is live */
     fake_death death; /* where the process kills itself: states are reached by hooks */
 } fake_weights;
 
@@ -49,6 +50,7 @@ typedef struct fake_engine {
     int n_poll;
     int broken;   /* poll fails */
     int asleep;
+    br_versions versions; /* of every request; n_run 0: not found */
 } fake_engine;
 
 tb_engine_ops fake_engine_ops(fake_engine *e);

@@ -218,6 +218,28 @@ START_TEST(test_bye_before_the_answer) {
 }
 END_TEST
 
+/* Who has not greeted makes nobody allocate much: the stream ends with the header. */
+START_TEST(test_stranger_is_not_believed) {
+    tb_transport *end[2];
+    unsigned char head[TB_HEADER_BYTES];
+    const tb_header h = {.major = TB_MAJOR, .type = TB_HELLO, .session = 1, .n_payload = TB_STRANGER_MAX + 1};
+    for (int greeted = 0; greeted < 2; greeted++) {
+        socket_pair(end);
+        if (greeted)
+            tb_transport_greeted(end[0]);
+        tb_header_write(&h, head);
+        CHECK_OK(tb_transport_send(end[1], head, NULL, 0, 1000));
+        tb_frame *frame = tb_transport_receive(end[0], 50);
+        ck_assert_int_eq(frame != NULL, !greeted);
+        if (frame)
+            ck_assert_int_eq(frame->fault, TB_BAD_LENGTH);
+        tb_frame_free(frame);
+        tb_transport_close(end[0]);
+        tb_transport_close(end[1]);
+    }
+}
+END_TEST
+
 /* What arrives while the owner of a link computes is taken in by its thread: the sender does not stall. */
 START_TEST(test_link_takes_in_what_comes) {
     enum { BIG = 8 << 20 };
@@ -228,6 +250,7 @@ START_TEST(test_link_takes_in_what_comes) {
     CHECK_OK(br_mem_alloc((void **)&big, BIG, "a chunk"));
     socket_pair(end);
     CHECK_OK(tb_link_open(end[0], 1000, 1000, &link));
+    tb_link_greeted(link);
     tb_header_seal(&h, big, BIG, head);
     CHECK_OK(tb_transport_send(end[1], head, big, BIG, 3000));
     tb_frame *frame = tb_link_receive(link, 3000);
@@ -339,6 +362,7 @@ Suite *test_tb_faults_suite(void) {
     tcase_add_test(t, test_both_send_at_once);
     tcase_add_test(t, test_no_memory_for_a_frame);
     tcase_add_test(t, test_bye_before_the_answer);
+    tcase_add_test(t, test_stranger_is_not_believed);
     tcase_add_test(t, test_link_takes_in_what_comes);
     tcase_add_test(t, test_heartbeats_bridge_a_long_step);
     tcase_add_test(t, test_trainer_hears_why);

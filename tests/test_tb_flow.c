@@ -53,6 +53,55 @@ START_TEST(test_commit_modes) {
 }
 END_TEST
 
+/* Switched before its first token: the prompt was read under the old version, so that nothing certifies the response. */
+START_TEST(test_switch_before_the_first_token) {
+    reach(TB_PREPARED);
+    give(TB_PAUSE, 0, 0, &(tb_message){.pause = {.mode = TB_IN_FLIGHT}});
+    give(TB_RESUME, 0, 0, NULL);
+    give_request(1, "one", 3, 0, 1);
+    forget();
+    give(TB_W_COMMIT, NEXT, 0, NULL);
+    settle();
+    const tb_gen_done *done = &first_of(TB_GEN_DONE)->message.gen_done;
+    ck_assert_uint_eq(done->version_begin, NEXT);
+    ck_assert_uint_eq(done->runs.n, 3);
+    ck_assert_uint_eq(done->certified, 0);
+    close_session();
+}
+END_TEST
+
+/* Tokens that the engine has sampled but not handed out at the commit are of the old version, in GEN_DONE and in the parts' headers. */
+START_TEST(test_queued_tokens_keep_their_version) {
+    for (int switched = 0; switched < 2; switched++) {
+        uint32_t n_old = 0;
+        reach(TB_PREPARED);
+        give(TB_PAUSE, 0, 0, &(tb_message){.pause = {.mode = TB_IN_FLIGHT}});
+        give(TB_RESUME, 0, 0, NULL);
+        give_request(1, "one", 12, 0, 1);
+        CHECK_OK(tb_session_pump(worker.session, now));
+        CHECK_OK(tb_session_pump(worker.session, now));
+        worker.engine.versions = (br_versions){.run = {{LIVE, 5}, {NEXT, 0}}, .n_run = 1 + switched, .certified = !switched};
+        forget();
+        give(TB_W_COMMIT, NEXT, 0, NULL);
+        settle();
+        const tb_gen_done *done = &first_of(TB_GEN_DONE)->message.gen_done;
+        const uint32_t runs[6] = {LIVE, 0, switched ? 5 : 12, NEXT, 0, 7};
+        ck_assert_uint_eq(done->certified, !switched);
+        ck_assert_uint_eq(done->runs.n, switched ? 6 : 3);
+        ck_assert_mem_eq(done->runs.p, runs, 4 * done->runs.n);
+        for (int i = 0; i < n_heard; i++) {
+            const tb_gen_part *part = &heard[i].message.gen_part;
+            if (heard[i].header.type != TB_GEN_PART)
+                continue;
+            ck_assert_uint_eq(heard[i].header.version, part->first < runs[2] ? LIVE : NEXT);
+            n_old += heard[i].header.version == LIVE ? part->token.n : 0;
+        }
+        ck_assert_uint_eq(n_old, runs[2]);
+        close_session();
+    }
+}
+END_TEST
+
 /* ---- generation ---------------------------------------------------------------------------------------------------------- */
 
 /* The parts of a request in order, checked against the made-up engine; returns how many tokens. */
@@ -194,6 +243,30 @@ START_TEST(test_refused_request_ends_with_its_reason) {
     give_request(3, "again", 4, 0, 1);
     ck_assert_uint_eq(heard[0].message.error.code, TB_BAD_STATE);
     close_session();
+    const uint32_t token[1] = {7};
+    reach(TB_IDLE);
+    give_request(3, "hold", 4, 0, 1);
+    forget();
+    give(TB_SCORE_REQ, 0, 3, &(tb_message){.score_req = {.token = {token, 1}}});
+    ck_assert_uint_eq(heard[0].message.error.code, TB_BAD_STATE);
+    close_session();
+}
+END_TEST
+
+/* Waiting requests run in the order in which they came, whatever places are free. */
+START_TEST(test_order_of_arrival) {
+    reach(TB_IDLE);
+    give_request(1, "one", 1, 0, 1); /* its place is free again before the others' */
+    give_request(2, "hold", 1, 0, 1);
+    say(TB_PAUSE, 0, 0, &(tb_message){.pause = {.mode = TB_FINISH_OLD}});
+    give_request(3, "three", 1, 0, 1);
+    CHECK_OK(tb_session_pump(worker.session, now));
+    give_request(4, "four", 1, 0, 1); /* in the place of 1 */
+    give(TB_RESUME, 0, 0, NULL);
+    for (int i = 0; i < FAKE_REQUESTS; i++)
+        if (worker.engine.request[i].used && !worker.engine.request[i].hold)
+            ck_assert_uint_eq(worker.engine.request[i].uid, fake_uid(worker.engine.request[i].id == 3 ? "three" : "four"));
+    close_session();
 }
 END_TEST
 
@@ -206,7 +279,35 @@ START_TEST(test_broken_engine_is_said) {
     listen_to();
     ck_assert_uint_eq(heard[0].message.error.code, TB_FAILED);
     ck_assert_int_eq(tb_worker_exit_code(channel()->end, BR_E_DEVICE), 6);
+    ck_assert_uint_eq(state().weights, TB_IDLE);
     close_session();
+    reach(TB_RECEIVING); /* and what was staged is dropped, as after every event */
+    give_request(1, "one", 4, 0, 1);
+    worker.engine.broken = 1;
+    CHECK_FAILS(tb_session_pump(worker.session, now), BR_E_DEVICE);
+    ck_assert_uint_eq(state().weights, TB_IDLE);
+    ck_assert_int_eq(worker.weights.n_abort, 1);
+    close_session();
+}
+END_TEST
+
+/* A commit that fails after the version went live is no refusal: the engine runs what nobody checked, and can only be closed. */
+START_TEST(test_commit_that_fails_too_late) {
+    static const br_status late[] = {BR_E_DEVICE, BR_E_LIMIT};
+    for (size_t i = 0; i < sizeof late / sizeof *late; i++) {
+        reach(TB_PREPARED);
+        worker.weights.late = late[i];
+        say(TB_W_COMMIT, NEXT, 0, NULL);
+        ck_assert_int_eq(n_heard, 1);
+        ck_assert_int_eq(heard[0].header.type, TB_ERROR);
+        ck_assert_uint_eq(heard[0].message.error.code, TB_FAILED);
+        ck_assert_int_eq(worker.weights.n_commit, 1);
+        ck_assert_uint_eq(state().live_version, NEXT);
+        ck_assert_int_eq(tb_session_wants_pump(worker.session), 1);
+        CHECK_FAILS(tb_session_pump(worker.session, now), late[i]);
+        ck_assert_msg(strstr(br_last_error(), "cannot be read") != NULL, "%s", br_last_error());
+        close_session();
+    }
 }
 END_TEST
 
@@ -237,6 +338,11 @@ START_TEST(test_pauses) {
     settle();
     ck_assert_uint_eq(first_of(TB_GEN_DONE)->message.gen_done.stop, BR_STOP_ABORT);
     ck_assert_ptr_nonnull(first_of(TB_STATS));
+    say(TB_SLEEP, 0, 0, NULL);
+    ck_assert_int_eq(worker.engine.asleep, 1);
+    tb_session_broken(worker.session, now, TB_LOST, "gone"); /* the next trainer finds it awake */
+    ck_assert_int_eq(worker.engine.asleep, 0);
+    ck_assert_uint_eq(state().asleep, 0);
     close_session();
 }
 END_TEST
@@ -315,6 +421,10 @@ Suite *test_tb_flow_suite(void) {
     Suite *s = suite_create("tb_flow");
     TCase *t = tcase_create("flow");
     tcase_add_test(t, test_commit_modes);
+    tcase_add_test(t, test_switch_before_the_first_token);
+    tcase_add_test(t, test_queued_tokens_keep_their_version);
+    tcase_add_test(t, test_order_of_arrival);
+    tcase_add_test(t, test_commit_that_fails_too_late);
     tcase_add_test(t, test_tokens_stream);
     tcase_add_test(t, test_old_tokens_are_sent);
     tcase_add_test(t, test_certificate_comes_first);

@@ -178,6 +178,15 @@ START_TEST(test_mpi_faults) {
 }
 END_TEST
 
+START_TEST(test_mpi_send_given_up) {
+    char out[8192];
+    const int code = run_ranks("", "give-up", out, sizeof out);
+    ck_assert_msg(code == 0, "status %d:\n%s", code, out);
+    CHECK_SAYS(out, "given up");
+    CHECK_SAYS(out, "whole");
+}
+END_TEST
+
 START_TEST(test_mpi_killed_worker) {
     char out[8192];
     (void)run_ranks("--enable-recovery", "kill-worker", out, sizeof out);
@@ -215,6 +224,7 @@ Suite *test_tb_process_suite(void) {
     tcase_set_timeout(t, 120);
     tcase_add_test(t, test_mpi_round);
     tcase_add_test(t, test_mpi_faults);
+    tcase_add_test(t, test_mpi_send_given_up);
     tcase_add_test(t, test_mpi_killed_worker);
     tcase_add_test(t, test_mpi_killed_trainer);
     tcase_add_test(t, test_mpi_default_ends_the_job);

@@ -209,6 +209,35 @@ START_TEST(test_versions) {
 }
 END_TEST
 
+/* Nothing is live yet: version 0 is not answered by what is not there, it has to come. */
+START_TEST(test_empty_has_no_version) {
+    open_session(0);
+    tb_session_options o = rig_session_options(&worker);
+    o.empty = 1;
+    tb_session_close(worker.session);
+    CHECK_OK(tb_session_open(&o, &worker.session));
+    sequence = 0;
+    tb_session_connect(worker.session, now);
+    greet();
+    give_manifest();
+    say(TB_W_COMMIT, 0, 0, NULL);
+    ck_assert_uint_eq(heard[0].message.w_nack.code, TB_BAD_STATE);
+    forget();
+    give_begin(0, 0);
+    ck_assert_int_eq(n_heard, 0);
+    ck_assert_uint_eq(state().weights, TB_RECEIVING);
+    give_whole(0);
+    give_end(0);
+    say(TB_W_COMMIT, 0, 0, NULL);
+    ck_assert_int_eq(heard[0].header.type, TB_W_COMMITTED);
+    forget();
+    give_begin(0, 0);
+    ck_assert_int_eq(heard[0].header.type, TB_W_COMMITTED);
+    ck_assert_int_eq(worker.weights.n_commit, 1);
+    close_session();
+}
+END_TEST
+
 START_TEST(test_commit_twice_is_one_commit) {
     reach(TB_PREPARED);
     say(TB_W_COMMIT, NEXT, 0, NULL);
@@ -490,6 +519,50 @@ START_TEST(test_every_allocation_fails_once) {
 }
 END_TEST
 
+/* A message for which there is no memory leaves nothing behind the ones before it. */
+START_TEST(test_no_memory_leaves_whole_messages) {
+    const tb_message m = {.stats = {0}};
+    const unsigned char *payload;
+    tb_header header;
+    int n = 0;
+    reach(TB_IDLE);
+    tb_channel *c = channel();
+    do
+        tb_channel_send(c, TB_HEARTBEAT, 0, 0, NULL);
+    while (c->out.n + sizeof(tb_header) > c->out.n_max || c->out.n + 2 * sizeof(tb_header) <= c->out.n_max);
+    br_mem_fail_nth(1);
+    tb_channel_send(c, TB_STATS, 0, 0, &m);
+    br_mem_fail_nth(0);
+    ck_assert_int_eq(c->phase, TB_CLOSED);
+    for (size_t at = 0; tb_out_next(c, &at, &header, &payload); n++)
+        ck_assert_int_eq(header.type, TB_HEARTBEAT);
+    ck_assert_int_gt(n, 0);
+    close_session();
+}
+END_TEST
+
+/* A trainer hears why it is refused also when the worker knows no session yet. */
+START_TEST(test_refusal_of_no_session) {
+    for (uint32_t fatal = 0; fatal < 2; fatal++) {
+        tb_channel c = {.opt = {.me = rig_hello(TB_TRAINER), .session = 77, .dead_ms = 1000}};
+        const tb_message m = {.error = {.code = TB_BAD_TYPE, .fatal = fatal, .text = tb_text_of("the reason")}};
+        tb_header h = {.type = TB_ERROR};
+        unsigned char head[TB_HEADER_BYTES];
+        tb_buffer out = {0};
+        tb_message got;
+        tb_message_encode(TB_ERROR, &m, &out);
+        tb_header_seal(&h, out.bytes, out.n, head);
+        tb_channel_open(&c, 0);
+        ck_assert_int_eq(tb_channel_receive(&c, 0, &h, out.bytes, out.n, &got), 0);
+        ck_assert_int_eq(c.phase, TB_CLOSED);
+        ck_assert_int_eq(c.end, fatal ? TB_BAD_TYPE : TB_BAD_SESSION);
+        ck_assert_int_eq(strstr(c.sentence, "the reason") != NULL, fatal);
+        tb_buffer_close(&out);
+        tb_channel_free(&c);
+    }
+}
+END_TEST
+
 Suite *test_tb_session_suite(void) {
     Suite *s = suite_create("tb_session");
     TCase *t = tcase_create("session");
@@ -498,6 +571,9 @@ Suite *test_tb_session_suite(void) {
     tcase_add_test(t, test_greeting_and_closed);
     tcase_add_test(t, test_hello_names_what_differs);
     tcase_add_test(t, test_versions);
+    tcase_add_test(t, test_empty_has_no_version);
+    tcase_add_test(t, test_no_memory_leaves_whole_messages);
+    tcase_add_test(t, test_refusal_of_no_session);
     tcase_add_test(t, test_commit_twice_is_one_commit);
     tcase_add_test(t, test_begin_needs_the_manifest);
     tcase_add_test(t, test_busy_ops);

@@ -208,6 +208,11 @@ END_TEST
 enum { TENSORS_MAX = 4096 };
 static uint16_t *value[TENSORS_MAX];
 static tb_buffer raw; /* the manifest's tensors */
+static uint64_t manifest_hash;
+
+static int has_part(tb_text text, const char *part) {
+    return memmem(text.p, text.n, part, strlen(part)) != NULL;
+}
 
 /* The manifest of adapter "a", small bf16 numbers for each tensor, and their digest as an engine of our own computes it; that engine
  * commits them, so that it gives the reference of version 1. */
@@ -249,6 +254,7 @@ static void send_version(tb_trainer *tr, int64_t n_tensor, br_digest digest, int
     CHECK_OK(tb_trainer_send(tr, TB_MANIFEST, 0, 0, &m));
     expect(tr, TB_MANIFEST_ACK, e);
     const tb_tensors all = m.manifest.tensors;
+    manifest_hash = e->message.manifest_ack.hash;
     m = (tb_message){.w_begin = {.kind = TB_W_ADAPTER, .manifest = e->message.manifest_ack.hash, .adapter = tb_text_of("a")}};
     CHECK_OK(tb_trainer_send(tr, TB_W_BEGIN, 1, 0, &m));
     for (int64_t i = 0; i < n_tensor; i++) {
@@ -283,6 +289,11 @@ START_TEST(test_swap_over_the_bridge) {
     ck_assert_uint_eq(tb_trainer_worker(tr)->can & TB_CAN_SWAP, TB_CAN_SWAP);
     send_version(tr, n_tensor, digest, 1, &e);
     ck_assert_uint_eq(e.message.w_nack.code, TB_BAD_DIGEST);
+    const tb_message last = {.w_begin = {.kind = TB_W_ADAPTER, .flags = TB_RESYNC, .manifest = manifest_hash, .adapter = tb_text_of("a")}};
+    CHECK_OK(tb_trainer_send(tr, TB_W_BEGIN, INT64_MAX, 0, &last)); /* another could never follow */
+    expect(tr, TB_W_NACK, &e);
+    ck_assert_uint_eq(e.message.w_nack.code, TB_BAD_TENSOR);
+    ck_assert_msg(has_part(e.message.w_nack.text, "another can follow"), "%.*s", (int)e.message.w_nack.text.n, e.message.w_nack.text.p);
     send_version(tr, n_tensor, digest, 0, &e);
     CHECK_OK(tb_trainer_send(tr, TB_W_COMMIT, 1, 0, &(tb_message){.stats = {0}}));
     expect(tr, TB_W_COMMITTED, &e);
@@ -361,7 +372,8 @@ END_TEST
 START_TEST(test_usage) {
     static const struct { const char *arguments; int code; } run[] = {
         {"", 2}, {"--model x", 2}, {"--model x --socket y --mpi 1", 2}, {"--bogus", 2}, {"--threads 0 --model x --socket y", 2},
-        {"--protocol", 0}, {"--model no-such-folder --socket /tmp/none.sock", 2},
+        {"--protocol", 0}, {"--swap-alpha x --model x --socket y", 2},
+        {"--swap-alpha 0.5 --protocol", 0}, {"--model no-such-folder --socket /tmp/none.sock", 2},
     };
     for (size_t i = 0; i < sizeof run / sizeof *run; i++) {
         char command[400];

@@ -22,7 +22,9 @@ static void put(tb_channel *c, tb_type type, uint64_t version, uint64_t subject,
     tb_message_encode(type, message, &c->out);
     const size_t n = c->out.n - begin;
     (void)tb_buffer_take(&c->out, (8 - n % 8) % 8);
-    if (c->out.failed == BR_OK)
+    if (c->out.failed != BR_OK)
+        c->out.n = at; /* nothing of a message that is not whole */
+    else
         *header_at(c, at) = (tb_header){.type = (uint16_t)type, .session = c->session, .version = version, .subject = subject, .n_payload = n};
 }
 
@@ -167,6 +169,9 @@ static tb_code check_frame(const tb_channel *c, const tb_header *header, const v
         return tb_fail(TB_BAD_TYPE, "message type %u does not exist in version %d of the protocol", header->type, TB_MAJOR);
     if (spec->from & me && spec->from != (TB_TRAINER | TB_WORKER))
         return tb_fail(TB_BAD_DIRECTION, "%s came from the side that receives it", spec->name);
+    /* A worker that refuses what came before HELLO knows no session yet. */
+    if (header->type == TB_ERROR && c->phase == TB_GREETING && header->session == 0)
+        return TB_OK;
     if (header->session == 0 || (c->session && header->session != c->session))
         return tb_fail(TB_BAD_SESSION, "%s is of session %016llx, this one is %016llx", spec->name, (unsigned long long)header->session,
                        (unsigned long long)c->session);
@@ -213,7 +218,7 @@ int tb_channel_receive(tb_channel *c, int64_t now, const tb_header *header, cons
         return 0;
     case TB_ERROR:
         if (!message->error.fatal)
-            return 1;
+            return header->session ? 1 : refuse(c, tb_fail(TB_BAD_SESSION, "ERROR is of no session and not fatal"));
         c->end = message->error.code < TB_CODE_COUNT ? (tb_code)message->error.code : TB_FAILED;
         snprintf(c->sentence, sizeof c->sentence, "the peer ended the session: %.*s", (int)message->error.text.n,
                  message->error.text.n ? message->error.text.p : "");

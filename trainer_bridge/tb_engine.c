@@ -40,6 +40,11 @@ static br_status engine_error(void *context, uint64_t id, const char **sentence)
     return br_request_error(context, id, sentence);
 }
 
+static br_status engine_versions(void *context, uint64_t id, br_versions *out) {
+    return br_request_versions(context, id, out);
+}
+
 tb_engine_ops tb_engine_of(br_engine *engine) {
-    return (tb_engine_ops){.context = engine, .submit = engine_submit, .cancel = engine_cancel, .poll = engine_poll, .error = engine_error};
+    return (tb_engine_ops){.context = engine, .submit = engine_submit, .cancel = engine_cancel, .poll = engine_poll, .versions = engine_versions,
+                           .error = engine_error};
 }

@@ -119,6 +119,10 @@ int64_t tb_link_heard(tb_link *link) {
     return tb_transport_heard(link->t);
 }
 
+void tb_link_greeted(tb_link *link) {
+    tb_transport_greeted(link->t);
+}
+
 void tb_link_close(tb_link *link) {
     if (!link)
         return;

@@ -18,6 +18,7 @@ br_status tb_link_send(tb_link *link, const tb_header *header, const void *paylo
 tb_frame *tb_link_receive(tb_link *link, int64_t wait_ms); /* as tb_transport_receive */
 int tb_link_ended(tb_link *link);
 int64_t tb_link_heard(tb_link *link); /* when anything last arrived, parts of a frame included */
+void tb_link_greeted(tb_link *link); /* as tb_transport_greeted */
 void tb_link_close(tb_link *link); /* ends the thread, closes the transport; NULL is a no-op */
 
 #endif

@@ -266,7 +266,7 @@ static tb_code read_words(reader *r, uint64_t min, uint64_t max, tb_words *out) 
     return TB_OK;
 }
 
-/* The product of the sizes stays below 2^62, so that offsets and sums of three do not wrap. */
+/* A tensor is of 2^40 bytes at most, so that offsets and sums of three do not wrap. */
 static tb_code read_tensor(reader *r, tb_tensor *out) {
     tb_code code;
     memset(out, 0, sizeof *out);

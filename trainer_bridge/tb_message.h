@@ -156,7 +156,8 @@ const char *tb_type_name(uint32_t type);  /* "type?" when there is none */
 void tb_spec_bounds(const tb_spec *spec, uint64_t *min, uint64_t *max); /* payload bytes, from the fields */
 void tb_spec_line(const tb_spec *spec, char *out, size_t n);            /* a line of the protocol's table */
 
-/* Adds the payload to `out`. Only the caller can break a bound here: that asserts. BR_E_NOMEM through out->failed. */
+/* Adds the payload to `out`. A 32-bit number, a text or words out of their bounds are the caller's
+ * fault and assert; other fields go out as they are. BR_E_NOMEM through out->failed. */
 void tb_message_encode(tb_type type, const tb_message *message, tb_buffer *out);
 /* TB_BAD_PAYLOAD with the field's name, TB_BAD_TYPE. `n` bytes at `payload`, a multiple of 4 in memory. */
 tb_code tb_message_decode(uint32_t type, const void *payload, uint64_t n, tb_message *out);

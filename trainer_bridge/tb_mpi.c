@@ -15,16 +15,25 @@ enum { TAG_HEAD = 7201, TAG_BODY = 7202, NAP_MIN_US = 50, NAP_MAX_US = 1000 };
 
 typedef enum phase { NOTHING, HEAD_COMES, BODY_AWAITED, BODY_COMES } phase;
 
+/* All that MPI may still read or write when the connection is closed. */
+typedef struct flight {
+    struct flight *next; /* of those that are kept */
+    MPI_Request in, out[2];
+    tb_frame *coming;
+    tb_buffer body; /* of the frame being sent: the caller's may be gone when a send that was given up completes after all */
+    unsigned char head_in[TB_HEADER_BYTES], head_out[TB_HEADER_BYTES];
+} flight;
+
 typedef struct mpi_end {
     tb_transport t;
+    flight *f;
     int peer;
     phase phase;
-    tb_frame *coming;
-    unsigned char head_in[TB_HEADER_BYTES], head_out[TB_HEADER_BYTES];
-    MPI_Request in, out[2];
     int sending;
     atomic_int nap_us;
 } mpi_end;
+
+static flight *kept;
 
 static br_status mpi_fail(int error, const char *doing) {
     char text[MPI_MAX_ERROR_STRING] = "";
@@ -64,7 +73,7 @@ static int begin(mpi_end *m, int tag, void *at, uint64_t n) {
         tb_inbox_end(&m->t, TB_TRUNCATED, text);
         return 0;
     }
-    error = MPI_Imrecv(at, count, MPI_BYTE, &message, &m->in);
+    error = MPI_Imrecv(at, count, MPI_BYTE, &message, &m->f->in);
     if (error != MPI_SUCCESS)
         lost(m, error, "receive");
     moved(m);
@@ -73,7 +82,7 @@ static int begin(mpi_end *m, int tag, void *at, uint64_t n) {
 
 static int received(mpi_end *m) {
     int done = 0;
-    const int error = MPI_Test(&m->in, &done, MPI_STATUS_IGNORE);
+    const int error = MPI_Test(&m->f->in, &done, MPI_STATUS_IGNORE);
     if (error != MPI_SUCCESS) {
         lost(m, error, "receive");
         return 0;
@@ -84,20 +93,20 @@ static int received(mpi_end *m) {
 }
 
 static void deliver(mpi_end *m) {
-    tb_inbox_put(&m->t, m->coming);
-    m->coming = NULL;
+    tb_inbox_put(&m->t, m->f->coming);
+    m->f->coming = NULL;
     m->phase = NOTHING;
 }
 
 static int head_is_in(mpi_end *m) {
     tb_header header;
-    const tb_code code = tb_header_read(m->head_in, sizeof m->head_in, &header);
+    const tb_code code = tb_header_read(m->f->head_in, sizeof m->f->head_in, &header);
     if (code != TB_OK)
         tb_inbox_end(&m->t, code, br_last_error());
     else
-        m->coming = tb_inbox_frame(&m->t, &header, header.n_payload);
+        m->f->coming = tb_inbox_frame(&m->t, &header, header.n_payload);
     m->phase = BODY_AWAITED;
-    if (m->coming && m->coming->n == 0)
+    if (m->f->coming && m->f->coming->n == 0)
         deliver(m);
     return !m->t.ended;
 }
@@ -107,7 +116,7 @@ static void mpi_pump(tb_transport *t) {
     while (tb_inbox_has_room(t)) {
         switch (m->phase) {
         case NOTHING:
-            if (!begin(m, TAG_HEAD, m->head_in, TB_HEADER_BYTES))
+            if (!begin(m, TAG_HEAD, m->f->head_in, TB_HEADER_BYTES))
                 return;
             m->phase = HEAD_COMES;
             break;
@@ -116,7 +125,7 @@ static void mpi_pump(tb_transport *t) {
                 return;
             break;
         case BODY_AWAITED:
-            if (!begin(m, TAG_BODY, m->coming->payload, m->coming->n))
+            if (!begin(m, TAG_BODY, m->f->coming->payload, m->f->coming->n))
                 return;
             m->phase = BODY_COMES;
             break;
@@ -131,20 +140,23 @@ static void mpi_pump(tb_transport *t) {
 
 /* ---- sending ------------------------------------------------------------------------------------------------------------- */
 
-/* The header is copied: the caller's may be gone when a send that was given up completes after all. */
 static br_status mpi_push(tb_transport *t, const unsigned char *head, const void *body, uint64_t n_body, int *done) {
     mpi_end *m = (mpi_end *)t;
+    flight *f = m->f;
     int error = MPI_SUCCESS;
     if (!m->sending) {
-        memcpy(m->head_out, head, sizeof m->head_out);
-        error = MPI_Isend(m->head_out, TB_HEADER_BYTES, MPI_BYTE, m->peer, TAG_HEAD, MPI_COMM_WORLD, &m->out[0]);
+        memcpy(f->head_out, head, sizeof f->head_out);
+        f->body.n = 0;
+        tb_buffer_add(&f->body, body, n_body);
+        BR_TRY(f->body.failed);
+        error = MPI_Isend(f->head_out, TB_HEADER_BYTES, MPI_BYTE, m->peer, TAG_HEAD, MPI_COMM_WORLD, &f->out[0]);
         if (error == MPI_SUCCESS && n_body)
-            error = MPI_Isend(body, (int)n_body, MPI_BYTE, m->peer, TAG_BODY, MPI_COMM_WORLD, &m->out[1]);
+            error = MPI_Isend(f->body.bytes, (int)n_body, MPI_BYTE, m->peer, TAG_BODY, MPI_COMM_WORLD, &f->out[1]);
         if (error != MPI_SUCCESS)
             return mpi_fail(error, "send");
         m->sending = 1;
     }
-    error = MPI_Testall(2, m->out, done, MPI_STATUSES_IGNORE);
+    error = MPI_Testall(2, f->out, done, MPI_STATUSES_IGNORE);
     if (error != MPI_SUCCESS)
         return mpi_fail(error, "send");
     if (*done) {
@@ -164,19 +176,24 @@ static void mpi_wait(tb_transport *t, int64_t ms, int to_send) {
     atomic_store(&m->nap_us, us * 2 < NAP_MAX_US ? us * 2 : NAP_MAX_US);
 }
 
-static void drop(MPI_Request *request) {
-    if (*request == MPI_REQUEST_NULL)
-        return;
-    MPI_Cancel(request);
-    MPI_Request_free(request);
+static int is_active(MPI_Request *request) {
+    int done = 0;
+    return *request != MPI_REQUEST_NULL && (MPI_Test(request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || !done);
 }
 
+/* What is not complete is never freed: no call of MPI takes a message back for sure (a receive that was matched cannot be cancelled at all),
+ * so that MPI may read or write there as long as the process lives. */
 static void mpi_close(tb_transport *t) {
-    mpi_end *m = (mpi_end *)t;
-    drop(&m->in);
-    drop(&m->out[0]);
-    drop(&m->out[1]);
-    tb_frame_free(m->coming);
+    flight *f = ((mpi_end *)t)->f;
+    const int in = is_active(&f->in), head = is_active(&f->out[0]), body = is_active(&f->out[1]);
+    if (in || head || body) {
+        f->next = kept;
+        kept = f;
+        return;
+    }
+    tb_frame_free(f->coming);
+    tb_buffer_close(&f->body);
+    br_mem_free(f);
 }
 
 static const tb_transport_ops mpi_ops = {"MPI", mpi_pump, mpi_push, mpi_wait, mpi_close};
@@ -190,9 +207,14 @@ br_status tb_mpi_open(int peer, tb_transport **out) {
     if (peer < 0 || peer >= n_rank || peer == rank)
         return br_fail(BR_E_ARG, "MPI: rank %d of %d cannot talk to rank %d", rank, n_rank, peer);
     BR_TRY(br_mem_alloc((void **)&m, sizeof *m, "an MPI connection"));
+    br_status status = br_mem_alloc((void **)&m->f, sizeof *m->f, "an MPI connection");
+    if (status != BR_OK) {
+        br_mem_free(m);
+        return status;
+    }
     tb_transport_init(&m->t, &mpi_ops);
     m->peer = peer;
-    m->in = m->out[0] = m->out[1] = MPI_REQUEST_NULL;
+    m->f->in = m->f->out[0] = m->f->out[1] = MPI_REQUEST_NULL;
     atomic_store(&m->nap_us, NAP_MIN_US);
     *out = &m->t;
     return BR_OK;

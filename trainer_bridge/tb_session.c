@@ -3,6 +3,7 @@
 
 #include "br_mem.h"
 
+#include <stdio.h>
 #include <string.h>
 
 enum { REQUEST_MOST = 1 << 14, REQUEST_DEFAULT = 64, PART_DEFAULT = 16, FLUSH_DEFAULT_MS = 50, STALL_DEFAULT_MS = 60000 };
@@ -23,6 +24,7 @@ br_status tb_session_open(const tb_session_options *options, tb_session **out) {
     s->channel.opt = options->channel;
     s->channel.opt.me.role = TB_WORKER;
     s->live = options->channel.me.live_version;
+    s->is_empty = options->empty;
     s->live_digest = options->channel.me.adapter;
     status = br_mem_alloc((void **)&s->slot, sizeof *s->slot * (size_t)s->opt.n_request_max, "a session's requests");
     if (status != BR_OK)
@@ -78,6 +80,11 @@ void tb_session_connect(tb_session *s, int64_t now) {
 /* What a trainer leaves behind when it goes, for whatever reason: the live version, and nothing else. A commit that was ordered is
  * done as soon as the aborted sequences have ended. */
 static void forget_trainer(tb_session *s, int64_t now) {
+    const tb_engine_ops *engine = s->opt.engine;
+    const br_status status = s->asleep && engine->sleep ? engine->sleep(engine->context, 0) : BR_OK;
+    if (status != BR_OK)
+        tb_session_fail(s, status);
+    s->asleep = 0;
     tb_weights_drop(s);
     tb_gen_orphan_all(s);
     s->manifest = 0;
@@ -85,6 +92,14 @@ static void forget_trainer(tb_session *s, int64_t now) {
     s->paused = s->owes_stats = 0;
     tb_weights_tick(s, now);
     s->mode = s->weights == TB_COMMITTING ? s->mode : TB_DRAIN;
+}
+
+void tb_session_fail(tb_session *s, br_status status) {
+    if (s->failed != BR_OK)
+        return;
+    s->failed = status;
+    snprintf(s->failure, sizeof s->failure, "%s", br_last_error());
+    tb_channel_close(&s->channel, TB_FAILED, s->failure);
 }
 
 /* Every event ends here. */
@@ -183,4 +198,14 @@ void tb_session_tick(tb_session *s, int64_t now, int64_t heard_ms) {
     tb_channel_tick(&s->channel, now, heard_ms);
     go_on(s, now);
     settle(s, now, before);
+}
+
+br_status tb_session_pump(tb_session *s, int64_t now) {
+    const tb_phase before = s->channel.phase;
+    if (!tb_session_wants_pump(s))
+        return BR_OK;
+    br_status status = s->failed == BR_OK ? tb_gen_pump(s, now) : s->failed;
+    settle(s, now, before);
+    status = status == BR_OK ? s->failed : status;
+    return status == BR_OK ? BR_OK : br_fail(status, "%s", s->failure);
 }

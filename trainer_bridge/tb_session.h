@@ -31,7 +31,8 @@ typedef struct tb_weights_ops {
     br_status (*ws_begin)(void *context, uint64_t version, const tb_w_begin *begin);
     br_status (*ws_chunk)(void *context, uint64_t tensor, uint64_t offset, const void *bytes, uint64_t n);
     br_status (*ws_end)(void *context, br_digest digest); /* whole, finite, of this digest */
-    /* Between engine steps. BR_E_LIMIT: not yet, ask again. digest: of the live memory. */
+    /* Between engine steps. BR_E_LIMIT: not yet, ask again. digest: of the live memory. A failure that leaves
+     * *step not 0 came after the version went live: the engine can then only be closed. */
     br_status (*ws_commit)(void *context, tb_pause_mode mode, uint64_t *step, br_digest *digest);
     void (*ws_abort)(void *context);
 } tb_weights_ops;
@@ -42,6 +43,7 @@ typedef struct tb_engine_ops {
     br_status (*submit)(void *context, const tb_gen_req *request, uint64_t *id); /* BR_E_LIMIT: later */
     br_status (*cancel)(void *context, uint64_t id); /* its last token comes by poll */
     br_status (*poll)(void *context, br_token *out, int32_t n_max, int32_t *n_out, int32_t *done);
+    br_status (*versions)(void *context, uint64_t id, br_versions *out); /* as br_request_versions; NULL: polls leave nothing queued */
     br_status (*error)(void *context, uint64_t id, const char **sentence); /* of a request that ended with BR_STOP_ERROR */
     br_status (*score)(void *context, const tb_score_req *request, uint32_t *logprob); /* (token.n) bits */
     br_status (*sleep)(void *context, int asleep);
@@ -51,6 +53,7 @@ typedef struct tb_session_options {
     tb_channel_options channel;
     const tb_weights_ops *weights; /* NULL: every weight message is answered W_NACK, not built in */
     const tb_engine_ops *engine;
+    int empty;             /* 1: nothing is live yet, version 0 is the first to come */
     int32_t n_request_max; /* requests held at once [64] */
     int32_t part_tok;      /* tokens that make a GEN_PART [16] */
     int64_t flush_ms;      /* age at which fewer are sent [50] */

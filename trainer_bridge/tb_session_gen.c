@@ -62,14 +62,20 @@ static gen_slot *take_slot(tb_session *s, uint64_t id, uint32_t n) {
     return g;
 }
 
+static int is_taken(tb_session *s, const tb_header *header) {
+    if (!find(s, header->subject))
+        return 0;
+    (void)tb_fail(TB_BAD_STATE, "%s %llu: a request of this id is under way", tb_type_name(header->type), (unsigned long long)header->subject);
+    tb_channel_close(&s->channel, TB_BAD_STATE, br_last_error());
+    return 1;
+}
+
 static void take_request(tb_session *s, const tb_header *header, const void *payload, const tb_gen_req *request) {
-    if (find(s, header->subject)) {
-        (void)tb_fail(TB_BAD_STATE, "GEN_REQ %llu: a request of this id is under way", (unsigned long long)header->subject);
-        tb_channel_close(&s->channel, TB_BAD_STATE, br_last_error());
+    if (is_taken(s, header))
         return;
-    }
     gen_slot *g = take_slot(s, header->subject, request->max_new);
     g->flags = request->flags;
+    g->ticket = s->n_ticket++;
     g->phase = GEN_WAITING;
     tb_buffer_add(&g->request, payload, header->n_payload);
     if (!g->token || g->request.failed != BR_OK)
@@ -79,6 +85,8 @@ static void take_request(tb_session *s, const tb_header *header, const void *pay
 }
 
 static void take_score(tb_session *s, const tb_header *header, const tb_score_req *request) {
+    if (is_taken(s, header))
+        return;
     gen_slot *g = take_slot(s, header->subject, request->token.n);
     const tb_engine_ops *engine = s->opt.engine;
     br_status status;
@@ -143,22 +151,61 @@ void tb_gen_orphan_all(tb_session *s) {
     }
 }
 
+/* Tokens are counted in runs of equal versions. When there are too many runs the last takes the rest: several make the response
+ * uncertified in any case. */
+static void book(gen_slot *g, uint32_t n) {
+    uint32_t *last = g->run + 3 * (g->n_run ? g->n_run - 1 : 0);
+    const uint32_t low = (uint32_t)g->version, high = (uint32_t)(g->version >> 32);
+    if (n == 0)
+        return;
+    if (g->n_run == 0 || ((last[0] != low || last[1] != high) && g->n_run < TB_RUN_MAX)) {
+        last = g->run + 3 * g->n_run++;
+        last[0] = low;
+        last[1] = high;
+    }
+    last[2] += n;
+    g->n_booked += n;
+}
+
+/* Tokens that the engine has sampled and still queues are of the version before. One that the commit did not touch, because it runs on
+ * other weights or has ended, stays as it is. */
+static void switch_version(tb_session *s, gen_slot *g) {
+    const tb_engine_ops *engine = s->opt.engine;
+    br_versions versions;
+    if (engine->versions && engine->versions(engine->context, g->engine_id, &versions) == BR_OK) {
+        uint32_t n_sampled = 0;
+        if (versions.certified)
+            return;
+        for (int32_t i = 0; i < versions.n_run; i++)
+            n_sampled += (uint32_t)versions.run[i].n_tok;
+        book(g, n_sampled > g->n_booked ? n_sampled - g->n_booked : 0);
+    }
+    g->switched = 1;
+    g->version = s->live;
+}
+
 void tb_gen_version(tb_session *s) {
     for (int32_t i = 0; i < s->opt.n_request_max; i++)
         if (s->slot[i].phase == GEN_RUNNING)
-            s->slot[i].version = s->live;
+            switch_version(s, &s->slot[i]);
 }
 
 /* ---- the engine ---------------------------------------------------------------------------------------------------------- */
 
+static gen_slot *first_waiting(tb_session *s) {
+    gen_slot *first = NULL;
+    for (int32_t i = 0; i < s->opt.n_request_max; i++)
+        if (s->slot[i].phase == GEN_WAITING && (!first || s->slot[i].ticket < first->ticket))
+            first = &s->slot[i];
+    return first;
+}
+
 void tb_gen_submit_waiting(tb_session *s) {
+    gen_slot *g;
     tb_message m;
     if (s->paused || s->asleep || s->weights == TB_COMMITTING)
         return;
-    for (int32_t i = 0; i < s->opt.n_request_max; i++) {
-        gen_slot *g = &s->slot[i];
-        if (g->phase != GEN_WAITING)
-            continue;
+    while ((g = first_waiting(s))) {
         const tb_code code = tb_message_decode(TB_GEN_REQ, g->request.bytes, g->request.n, &m);
         BR_ASSERT(code == TB_OK);
         const br_status status = s->opt.engine->submit(s->opt.engine->context, &m.gen_req, &g->engine_id);
@@ -183,19 +230,6 @@ static gen_slot *find_engine(tb_session *s, uint64_t engine_id) {
     return NULL;
 }
 
-/* Tokens are counted in runs of equal versions. When there are too many runs the last takes the rest: several make the response
- * uncertified in any case. */
-static void count_version(gen_slot *g) {
-    uint32_t *last = g->run + 3 * (g->n_run ? g->n_run - 1 : 0);
-    const uint32_t low = (uint32_t)g->version, high = (uint32_t)(g->version >> 32);
-    if (g->n_run == 0 || ((last[0] != low || last[1] != high) && g->n_run < TB_RUN_MAX)) {
-        last = g->run + 3 * g->n_run++;
-        last[0] = low;
-        last[1] = high;
-    }
-    last[2]++;
-}
-
 static void take_token(tb_session *s, int64_t now, const br_token *t) {
     gen_slot *g = find_engine(s, t->request);
     const char *sentence = "";
@@ -205,7 +239,7 @@ static void take_token(tb_session *s, int64_t now, const br_token *t) {
         g->unsent_ms = g->n_sent == g->n_tok ? now : g->unsent_ms;
         g->token[g->n_tok] = (uint32_t)t->token;
         g->logprob[g->n_tok++] = t->logprob;
-        count_version(g);
+        book(g, g->n_tok > g->n_booked);
     }
     if (!t->last)
         return;
@@ -220,20 +254,20 @@ static void take_token(tb_session *s, int64_t now, const br_token *t) {
 }
 
 /* Without credit the engine rests; without a trainer it only ends what it holds. A full engine makes room when it is polled, also when
- * all that it holds has ended. */
+ * all that it holds has ended. A failure is waiting to be returned. */
 int tb_session_wants_pump(const tb_session *s) {
+    if (s->failed != BR_OK)
+        return 1;
     return s->channel.phase == TB_OPEN ? (s->n_running > 0 || s->engine_full) && s->channel.may_bytes > 0 : s->n_running > 0;
 }
 
-br_status tb_session_pump(tb_session *s, int64_t now) {
+br_status tb_gen_pump(tb_session *s, int64_t now) {
     enum { N = 256 };
     br_token token[N];
     int32_t n = 0, done;
-    if (!tb_session_wants_pump(s))
-        return BR_OK;
     const br_status status = s->opt.engine->poll(s->opt.engine->context, token, N, &n, &done);
     if (status != BR_OK) {
-        tb_channel_close(&s->channel, TB_FAILED, br_last_error());
+        tb_session_fail(s, status);
         return status;
     }
     s->engine_full = 0;
@@ -250,20 +284,34 @@ static int has_credit(const tb_session *s) {
     return s->channel.phase == TB_OPEN && s->channel.may_bytes > 0;
 }
 
+/* The version of the next token to send, and how many tokens that are here are of the same run. */
+static uint64_t next_version(const gen_slot *g, uint32_t *n) {
+    uint32_t end = 0, i = 0;
+    while (i + 1 < g->n_run && end + g->run[3 * i + 2] <= g->n_sent)
+        end += g->run[3 * i++ + 2];
+    end += g->run[3 * i + 2];
+    *n = (end < g->n_tok ? end : g->n_tok) - g->n_sent;
+    return g->run[3 * i] | (uint64_t)g->run[3 * i + 1] << 32;
+}
+
+/* A part holds tokens of one version. */
 static void send_part(tb_session *s, int64_t now, gen_slot *g) {
-    const uint32_t left = g->n_tok - g->n_sent, n = left < TB_PART_MAX ? left : TB_PART_MAX;
+    uint32_t n;
+    const uint64_t version = next_version(g, &n);
+    n = n < TB_PART_MAX ? n : TB_PART_MAX;
     tb_gen_part part = {.first = g->n_sent, .token = {g->token + g->n_sent, n}, .logprob = {g->logprob + g->n_sent, n}};
     part.digest = digest_of(part.logprob.p, n);
     if (g->flags & TB_CERTIFY)
         part.logprob.n = 0;
-    tb_channel_send(&s->channel, TB_GEN_PART, g->version, g->id, &(tb_message){.gen_part = part});
+    tb_channel_send(&s->channel, TB_GEN_PART, version, g->id, &(tb_message){.gen_part = part});
     g->n_sent += n;
     g->unsent_ms = now;
 }
 
 static void send_done(tb_session *s, gen_slot *g) {
     const uint32_t *last = g->run + 3 * (g->n_run ? g->n_run - 1 : 0);
-    tb_gen_done done = {.stop = g->stop, .status = (uint32_t)g->status, .n_tok = g->n_tok, .certified = g->n_run <= 1, .digest = g->digest};
+    tb_gen_done done = {.stop = g->stop, .status = (uint32_t)g->status, .n_tok = g->n_tok,
+                        .certified = g->n_run <= 1 && !g->switched, .digest = g->digest};
     done.version_begin = g->n_run ? g->run[0] | (uint64_t)g->run[1] << 32 : s->live;
     done.version_end = g->n_run ? last[0] | (uint64_t)last[1] << 32 : s->live;
     done.runs = (tb_words){g->run, 3 * g->n_run};

@@ -21,8 +21,10 @@ typedef struct gen_slot {
     uint32_t flags, n_max, n_tok, n_sent;
     uint32_t *token, *logprob; /* (n_max) */
     tb_buffer request;         /* the payload of GEN_REQ while it waits */
+    uint64_t ticket;           /* order of arrival */
     int64_t unsent_ms;         /* since when the oldest token waits to be sent */
-    uint32_t run[3 * TB_RUN_MAX], n_run;
+    uint32_t run[3 * TB_RUN_MAX], n_run, n_booked; /* n_booked: tokens of all runs; above n_tok while the engine queues some */
+    int switched;              /* it went on under another version, perhaps before its first token */
     br_stop_reason stop;
     br_status status;
     br_digest digest, certificate;
@@ -36,19 +38,25 @@ struct tb_session {
     tb_weights_state weights;
     uint64_t live, staged, step;
     br_digest live_digest;
+    int is_empty;              /* nothing is live yet */
     uint64_t manifest;         /* hash of the one in force; 0: none */
     uint64_t refused;          /* a transfer of this version was refused: what comes of it until W_BEGIN is dropped */
     int has_refused;
     int64_t moved_ms;          /* when the transfer last moved */
     /* flow */
+    br_status failed;          /* the engine can only be closed; why is in failure */
+    char failure[TB_SENTENCE_BYTES];
     int paused, asleep, owes_stats; /* owes_stats: PAUSE is answered when it holds */
     tb_pause_mode mode;
     /* generation */
     gen_slot *slot; /* (n_request_max) */
-    uint64_t n_done, n_tok;
+    uint64_t n_done, n_tok, n_ticket;
     int32_t n_running; /* RUNNING and ORPHAN: what the engine holds */
     int engine_full;   /* it refused a request until it is polled */
 };
+
+/* tb_session.c: the engine failed, br_last_error says how: the trainer is told, and tb_session_pump returns it. */
+void tb_session_fail(tb_session *s, br_status status);
 
 /* tb_session_weights.c: answers a weight message; drops what is staged; tries to commit. */
 void tb_weights_receive(tb_session *s, int64_t now, const tb_header *header, const tb_message *m, uint64_t payload_hash);
@@ -62,6 +70,7 @@ void tb_gen_stop_all(tb_session *s);       /* running and waiting ones */
 void tb_gen_orphan_all(tb_session *s);     /* the trainer is gone */
 void tb_gen_version(tb_session *s);        /* running sequences go on with the live version */
 void tb_gen_flush(tb_session *s, int64_t now); /* sends what credit allows */
+br_status tb_gen_pump(tb_session *s, int64_t now); /* one step of the engine */
 int32_t tb_gen_count(const tb_session *s, gen_phase phase);
 
 #endif

@@ -69,14 +69,14 @@ static tb_code check_version(const tb_session *s, uint64_t version, uint32_t fla
     if (flags & TB_INITIAL && (version != 0 || (s->live != 0 && !(flags & TB_RESYNC))))
         return tb_fail(TB_BAD_VERSION, "version %llu with INITIAL while %llu is live: INITIAL is for version 0", (unsigned long long)version,
                        (unsigned long long)s->live);
-    if (version != s->live + 1 && !(flags & (TB_INITIAL | TB_RESYNC)))
+    if (version != s->live + 1 && !(s->is_empty && version == 0) && !(flags & (TB_INITIAL | TB_RESYNC)))
         return tb_fail(TB_BAD_VERSION, "version %llu cannot follow %llu without RESYNC", (unsigned long long)version,
                        (unsigned long long)s->live);
     return TB_OK;
 }
 
 static void take_begin(tb_session *s, int64_t now, uint64_t version, const tb_w_begin *begin) {
-    if (version == s->live && begin->flags == 0) {
+    if (version == s->live && begin->flags == 0 && !s->is_empty) {
         committed(s);
         return;
     }
@@ -142,7 +142,7 @@ static void when_idle(tb_session *s, int64_t now, const tb_header *header, const
             out_of_place(s, header);
         break;
     case TB_W_COMMIT:
-        if (header->version == s->live)
+        if (header->version == s->live && !s->is_empty)
             committed(s);
         else
             out_of_place(s, header);
@@ -187,13 +187,14 @@ void tb_weights_receive(tb_session *s, int64_t now, const tb_header *header, con
 }
 
 static void commit(tb_session *s) {
-    br_digest digest;
-    uint64_t step;
+    br_digest digest = {0};
+    uint64_t step = 0;
     const br_status status = s->opt.weights->ws_commit(s->opt.weights->context, s->mode, &step, &digest);
-    if (status == BR_E_LIMIT)
+    const int is_live = status == BR_OK || step != 0;
+    if (status == BR_E_LIMIT && !is_live)
         return;
     s->weights = TB_IDLE;
-    if (status != BR_OK) {
+    if (!is_live) {
         nack(s, s->staged, TB_FAILED);
         s->opt.weights->ws_abort(s->opt.weights->context);
         return;
@@ -201,8 +202,13 @@ static void commit(tb_session *s) {
     s->live = s->staged;
     s->live_digest = digest;
     s->step = step;
+    s->is_empty = 0;
     s->channel.opt.me.live_version = s->live;
     s->channel.opt.me.adapter = digest;
+    if (status != BR_OK) {
+        tb_session_fail(s, status);
+        return;
+    }
     if (s->mode == TB_IN_FLIGHT)
         tb_gen_version(s);
     committed(s);

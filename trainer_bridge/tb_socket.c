@@ -1,7 +1,7 @@
 /* Frames over a UNIX stream socket. Layer: trainer_bridge.
  *
- * The descriptor does not block. A frame is taken in piece by piece: its header first, and only when that is sound its payload, so that
- * what a stranger sends cannot make this side allocate. */
+ * The descriptor does not block. A frame is taken in piece by piece: its header first, and only when that is sound its payload. Nothing is
+ * allocated for damage, and until the greeting no payload of more than TB_STRANGER_MAX. */
 #include "tb_transport.h"
 
 #include "br_mem.h"

@@ -5,11 +5,12 @@
 
 static br_status swap_manifest(void *context, const tb_manifest *manifest) {
     const tb_swap *w = context;
+    br_swap_status status;
     br_swap_tensor ours;
     tb_tensor t;
-    int64_t n, i = 0;
-    br_digest digest;
-    BR_TRY(br_swap_manifest(w->engine, w->adapter, &n, &digest));
+    int64_t i = 0;
+    BR_TRY(br_swap_status_of(w->engine, w->adapter, &status));
+    const int64_t n = status.n_tensor;
     for (uint64_t at = 0; tb_tensor_next(&manifest->tensors, &at, &t); i++) {
         if (i == n)
             return br_fail(BR_E_NOT_FOUND, "%.*s: the adapter '%s' has %lld tensors, this is one more", (int)t.name.n, t.name.p, w->adapter,
@@ -59,10 +60,11 @@ static br_status swap_commit(void *context, tb_pause_mode mode, uint64_t *step, 
     _Static_assert((int)TB_DRAIN == (int)BR_SWAP_DRAIN && (int)TB_STOP == (int)BR_SWAP_STOP && (int)TB_FINISH_OLD == (int)BR_SWAP_FINISH_OLD &&
                    (int)TB_IN_FLIGHT == (int)BR_SWAP_IN_FLIGHT, "the modes of the wire are those of bitroll.h");
     _Static_assert((int)TB_INITIAL == (int)BR_SWAP_INITIAL && (int)TB_RESYNC == (int)BR_SWAP_RESYNC, "and so are the flags");
-    BR_TRY(br_swap_commit(w->engine, w->adapter, w->version, (br_swap_mode)mode, &answer));
+    const br_status status = br_swap_commit(w->engine, w->adapter, w->version, (br_swap_mode)mode, &answer);
+    *step = answer == BR_SWAP_COMMITTED ? ++w->n_commit : 0; /* also when what follows the change fails */
+    BR_TRY(status);
     if (answer == BR_SWAP_WAITS)
         return br_fail(BR_E_LIMIT, "sequences of the version before have to end");
-    *step = ++w->n_commit;
     return br_engine_adapter_live_digest(w->engine, w->adapter, digest);
 }
 

@@ -85,6 +85,8 @@ static br_status greet(tb_trainer *tr) {
     status = send_all(tr);
     while (status == BR_OK && tr->channel.phase == TB_GREETING)
         status = step(tr, tr->opt.wait_ms);
+    if (status == BR_OK)
+        tb_link_greeted(tr->link);
     return status;
 }
 

@@ -33,7 +33,7 @@ br_status tb_trainer_send(tb_trainer *tr, tb_type type, uint64_t version, uint64
 br_status tb_trainer_send_payload(tb_trainer *tr, uint32_t type, uint64_t version, uint64_t subject, const void *payload, uint64_t n);
 br_status tb_trainer_send_chunk(tb_trainer *tr, uint64_t version, uint64_t tensor, uint64_t offset, const void *bytes, uint64_t n);
 
-/* A message of the worker, in order; its bytes are granted again by the next call. */
+/* A message of the worker, in order; its bytes are granted again when it is handed out, by the quarter of grant_bytes. */
 typedef struct tb_event {
     tb_header header;
     const unsigned char *payload; /* (header.n_payload) until the next call of tb_trainer_next */

@@ -52,11 +52,17 @@ void tb_inbox_put(tb_transport *t, tb_frame *frame) {
     else
         t->first = frame;
     t->last = frame;
-    t->n_inbox += frame->n;
+    t->n_inbox += sizeof *frame + frame->n;
 }
 
 tb_frame *tb_inbox_frame(tb_transport *t, const tb_header *header, uint64_t n) {
     tb_frame *frame;
+    if (n > TB_STRANGER_MAX && !t->greeted) {
+        (void)tb_fail(TB_BAD_LENGTH, "a frame of %llu bytes came before the greeting: at most %llu", (unsigned long long)n,
+                      (unsigned long long)TB_STRANGER_MAX);
+        tb_inbox_end(t, TB_BAD_LENGTH, br_last_error());
+        return NULL;
+    }
     if (br_mem_alloc((void **)&frame, sizeof *frame, "a frame") != BR_OK) {
         t->ended = 1;
         return NULL;
@@ -90,7 +96,7 @@ static tb_frame *inbox_take(tb_transport *t) {
     if (frame) {
         t->first = frame->next;
         t->last = t->first ? t->last : NULL;
-        t->n_inbox -= frame->n;
+        t->n_inbox -= sizeof *frame + frame->n;
     }
     return frame;
 }
@@ -100,6 +106,12 @@ static tb_frame *inbox_take(tb_transport *t) {
 void tb_transport_pump(tb_transport *t) {
     pthread_mutex_lock(&t->lock);
     t->ops->pump(t);
+    pthread_mutex_unlock(&t->lock);
+}
+
+void tb_transport_greeted(tb_transport *t) {
+    pthread_mutex_lock(&t->lock);
+    t->greeted = 1;
     pthread_mutex_unlock(&t->lock);
 }
 

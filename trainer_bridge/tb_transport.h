@@ -30,7 +30,8 @@ typedef struct tb_transport tb_transport;
 
 typedef struct tb_transport_ops {
     const char *name;
-    /* Moves what has arrived into the inbox, TB_INBOX_MAX bytes at most. The end of the stream goes there too. */
+    /* Moves what has arrived into the inbox until that holds TB_INBOX_MAX bytes, so at most these and one frame. The end of the stream
+     * goes there too. */
     void (*pump)(tb_transport *t);
     /* Begins or continues to send; *done when all is out. BR_E_IO: the peer is gone. */
     br_status (*push)(tb_transport *t, const unsigned char *head, const void *body, uint64_t n_body, int *done);
@@ -40,13 +41,15 @@ typedef struct tb_transport_ops {
 } tb_transport_ops;
 
 #define TB_INBOX_MAX ((uint64_t)256 << 20)
+#define TB_STRANGER_MAX ((uint64_t)1 << 20) /* payload bytes of a frame until tb_transport_greeted */
 
 /* Forms begin with this. */
 struct tb_transport {
     const tb_transport_ops *ops;
     pthread_mutex_t lock;
     tb_frame *first, *last;
-    uint64_t n_inbox;       /* payload bytes queued */
+    uint64_t n_inbox;       /* bytes queued: payloads, and the frames that hold them */
+    int greeted;
     int ended;              /* the inbox holds, or held, the end of the stream */
     uint64_t n_moved;       /* bytes sent: a send gives up only when none moves */
     int64_t heard_ms;       /* when anything last arrived */
@@ -60,11 +63,13 @@ tb_frame *tb_transport_receive(tb_transport *t, int64_t wait_ms);
 void tb_transport_pump(tb_transport *t);
 int tb_transport_ended(tb_transport *t); /* 1: nothing is queued and nothing will come */
 int64_t tb_transport_heard(tb_transport *t);
+void tb_transport_greeted(tb_transport *t); /* the peer is who it should be: frames of TB_PAYLOAD_MAX from here on */
 void tb_transport_close(tb_transport *t); /* NULL is a no-op; frees it */
 
 /* For forms; the lock is held. */
 int tb_inbox_has_room(const tb_transport *t);
-/* A frame for this header with room for n payload bytes; NULL after it ended the stream because memory is exhausted. */
+/* A frame for this header with room for n payload bytes; NULL after it ended the stream: no memory, or too much
+ * for a stranger. */
 tb_frame *tb_inbox_frame(tb_transport *t, const tb_header *header, uint64_t n);
 void tb_inbox_put(tb_transport *t, tb_frame *frame);
 void tb_inbox_end(tb_transport *t, tb_code code, const char *sentence); /* once; later calls are no-ops */

@@ -15,6 +15,12 @@ static void take_frame(tb_session *s, const tb_frame *frame) {
         tb_session_receive(s, frame->at_ms, &frame->header, frame->payload, frame->n);
 }
 
+/* Before HELLO_ACK goes out: what the trainer says to it may be large. */
+static void let_in(tb_session *s, tb_link *link, const tb_frame *frame) {
+    if (frame->header.type == TB_HELLO && tb_session_channel(s)->phase == TB_OPEN)
+        tb_link_greeted(link);
+}
+
 /* A send failed: the peer may have said BYE, or why it closes, before it was gone. */
 static void take_last_words(tb_session *s, tb_link *link, const char *failure) {
     tb_channel *c = tb_session_channel(s);
@@ -48,6 +54,7 @@ static void take_arrived(tb_session *s, tb_link *link) {
     tb_frame *frame;
     for (int i = 0; i < FRAMES_A_TURN && (frame = tb_link_receive(link, wait)); i++, wait = 0) {
         take_frame(s, frame);
+        let_in(s, link, frame);
         tb_frame_free(frame);
         send_all(s, link);
     }

@@ -1,7 +1,7 @@
 /* bitroll-worker: an engine behind the bridge, in a process of its own. Layer: trainer_bridge; the engine through bitroll.h alone.
  *
- * Over a socket it serves trainer after trainer until one says BYE; over MPI it serves rank --mpi once and then ends, with status 0
- * whatever happened: to mpirun anything else is a reason to kill the job. */
+ * Over a socket it serves trainer after trainer until one says BYE; over MPI it serves rank --mpi once and then ends, once MPI has
+ * started with status 0 whatever happened: to mpirun anything else is a reason to kill the job. */
 #include "br_file.h"
 #include "br_hash.h"
 #include "tb_mpi.h"
@@ -28,6 +28,7 @@ static const struct {
     {"--adapter NAME=DIR", "PEFT adapter folder under a name, DIR empty: starts empty; may be given again"},
     {"--live NAME", "the adapter that the trainer swaps [the first]"},
     {"--swap-rank R", "adapters can be swapped, up to this rank [never]"},
+    {"--swap-alpha A", "lora_alpha of an adapter that starts empty [2 R]"},
     {"--socket PATH", "serve at this UNIX socket"},
     {"--mpi RANK", "serve the trainer at this rank of the MPI job"},
     {"--backend NAME", "oracle or cuda [cuda where one is]"},
@@ -69,6 +70,12 @@ static int take_number(const char *text, int min, int32_t *out) {
     return 1;
 }
 
+static int take_alpha(const char *text, br_engine_options *out) {
+    char *end;
+    out->swap_alpha = strtod(text, &end);
+    return !*end && end != text && out->swap_alpha > 0 && out->swap_alpha <= 1 << 20;
+}
+
 static int take_flag(args *a, const char *name) {
     if (strcmp(name, "--once") == 0)
         a->once = 1;
@@ -98,6 +105,8 @@ static int take_option(args *a, const char *name, char *value) {
     };
     if (strcmp(name, "--adapter") == 0)
         return add_adapter(a, value);
+    if (strcmp(name, "--swap-alpha") == 0)
+        return take_alpha(value, &a->engine);
     for (size_t i = 0; i < sizeof option / sizeof option[0]; i++) {
         if (strcmp(option[i].name, name) != 0)
             continue;
@@ -161,8 +170,9 @@ static int can_swap(const args *a) {
     return a->engine.swap_rank && strcmp(live_name(a), "base") != 0;
 }
 
-static br_status introduce(const args *a, const br_engine *engine, tb_hello *me) {
+static br_status introduce(const args *a, const br_engine *engine, tb_session_options *o) {
     br_swap_status swap = {.live_version = 0};
+    tb_hello *me = &o->channel.me;
     *me = (tb_hello){.role = TB_WORKER, .abi = BR_ABI_VERSION, .can = TB_CAN_GENERATE | TB_CAN_CERTIFY, .pid = (uint32_t)getpid()};
     me->build = tb_text_of(BR_VERSION_TEXT);
     me->contract = br_contract_digest();
@@ -173,6 +183,7 @@ static br_status introduce(const args *a, const br_engine *engine, tb_hello *me)
         BR_TRY(br_swap_status_of(engine, live_name(a), &swap));
         me->can |= TB_CAN_SWAP;
     }
+    o->empty = swap.live_version < 0;
     me->live_version = swap.live_version > 0 ? (uint64_t)swap.live_version : 0;
     return br_engine_adapter_digest(engine, live_name(a), &me->adapter);
 }
@@ -230,7 +241,7 @@ static int run(const args *a) {
     br_status status;
     o.channel.greet_ms = a->socket ? 0 : a->greet * (int64_t)1000;
     BR_TRY_GOTO(br_engine_open(&a->engine, &engine), fail);
-    BR_TRY_GOTO(introduce(a, engine, &o.channel.me), fail);
+    BR_TRY_GOTO(introduce(a, engine, &o), fail);
     const tb_engine_ops ops = tb_engine_of(engine);
     tb_swap swap = {.engine = engine, .adapter = live_name(a)};
     const tb_weights_ops weights = tb_weights_of(&swap);

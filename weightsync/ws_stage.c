@@ -155,6 +155,8 @@ static br_status check_version(const ws_stage *s, int64_t version, uint32_t flag
         return br_fail(BR_E_ARG, "adapter '%s': flags %x: expected those of br_swap_flag", s->name, flags);
     if (version < 0)
         return br_fail(BR_E_ARG, "adapter '%s': version %lld: expected 0 or more", s->name, (long long)version);
+    if (version == INT64_MAX)
+        return br_fail(BR_E_ARG, "adapter '%s': version %lld: expected one that another can follow", s->name, (long long)version);
     if ((flags & BR_SWAP_INITIAL) && version != 0)
         return br_fail(BR_E_ARG, "adapter '%s': an initial version is number 0, not %lld", s->name, (long long)version);
     return BR_OK;
@@ -170,7 +172,7 @@ br_status ws_begin(ws_stage *s, int64_t version, uint32_t flags, int32_t n_old, 
         *answer = BR_SWAP_COMMITTED;
         return BR_OK;
     }
-    if (!(flags & BR_SWAP_RESYNC) && version != s->live_version + 1)
+    if (!(flags & BR_SWAP_RESYNC) && version - 1 != s->live_version)
         return br_fail(BR_E_ARG, "adapter '%s': version %lld after %lld: expected %lld, or the flag resync", s->name, (long long)version,
                        (long long)s->live_version, (long long)(s->live_version + 1));
     if (n_old > 0) {
