@@ -1,4 +1,5 @@
 """Three steps of GRPO: the same bytes three times a step, an adapter that moves, and meters that are not stuck."""
+import os
 import random
 import unittest
 
@@ -33,9 +34,10 @@ class Rig:
         prefix = Checkpoint(self.folder).prefix
         self.grpo = grpo.Grpo(self.engine, self.model, self.settings, self.optimizer, reward, prefix=prefix, temperature=0.7)
 
-    def run(self, n):
-        rng, steps = random.Random(3), []
-        for i in range(n):
+    def run(self, n, first=0):
+        steps = []
+        for i in range(first, first + n):
+            rng = random.Random(i)
             prompts = [[rng.randrange(3, self.config.n_vocab) for _ in range(rng.randrange(2, 70))] for _ in range(PROMPTS)]
             steps.append(self.grpo.step(i, prompts, SAMPLES, seed=11, max_new=NEW, ignore_eos=1, top_p=0.95))
         return steps
@@ -65,6 +67,38 @@ class Training(unittest.TestCase):
             digests.append([s.digest_trainer for s in r.run(2)])
             r.close()
         self.assertEqual(*digests)
+
+
+class Restart(unittest.TestCase):
+    def test_a_run_that_was_cut_ends_as_one_that_was_not(self):
+        whole, folder = Rig(), os.path.join(rig.PLACE, "run")
+        wanted = [s.digest_trainer for s in whole.run(4)]  # of a step's beginning: the last shows what the optimizer knew
+        whole.close()
+        begun = Rig()
+        begun.run(2)
+        begun.grpo.save(folder)
+        begun.close()
+        resumed = Rig()
+        with torch.no_grad():
+            for p in resumed.model.parameters():
+                if p.requires_grad:
+                    p.add_(1.0)  # nothing but the folder may count
+        resumed.grpo.load(folder)
+        self.assertEqual([s.digest_trainer for s in resumed.run(2, first=2)], wanted[2:])
+        resumed.close()
+
+    def test_another_base_is_refused(self):
+        r, folder = Rig(), os.path.join(rig.PLACE, "other")
+        r.run(1)
+        r.grpo.save(folder)
+        path = os.path.join(folder, "run.json")
+        with open(path, encoding="ascii") as file:
+            text = file.read()
+        with open(path, "w", encoding="ascii") as file:
+            file.write(text.replace(r.engine.weights_digest(), "0" * 32))
+        with self.assertRaisesRegex(ValueError, "made on base weights"):
+            r.grpo.load(folder)
+        r.close()
 
 
 class Meters(unittest.TestCase):

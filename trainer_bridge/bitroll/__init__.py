@@ -11,4 +11,5 @@
     stage_hash  the lines of `bitroll dump --stage-hash` from a forward of this package
     in_process  the rollout engine in this process
     grpo        one step of GRPO with its certificate
+    resume      a training run on disk
 """

@@ -10,10 +10,10 @@ import math
 
 import torch
 
-from . import peft
+from . import peft, resume
 from .lora import publish
 from .mcore import pack
-from .in_process import INITIAL, Sample, adapter_digest
+from .in_process import INITIAL, RESYNC, Sample, adapter_digest
 
 
 class Mismatch(RuntimeError):
@@ -73,15 +73,25 @@ class Grpo:
                  exact=True):
         self.engine, self.model, self.settings, self.optimizer, self.reward = engine, model, settings, optimizer, reward
         self.name, self.prefix, self.temperature, self.clip, self.max_norm, self.version = name, prefix, temperature, clip, max_norm, -1
-        self.exact, self.names = exact, list(engine.manifest(name))
+        self.exact, self.names, self.resync = exact, list(engine.manifest(name)), 0
 
     def publish(self):
         """Masters rounded once; the very tensors that the trainer's forwards read go to the engine."""
         publish(self.model)
         tensors = dict(peft.exported(self.model, self.prefix))
         self.version += 1
-        self.engine.swap(self.name, self.version, tensors, INITIAL if self.version == 0 else 0)
+        self.engine.swap(self.name, self.version, tensors, self.resync or (INITIAL if self.version == 0 else 0))
+        self.resync = 0
         return tensors
+
+    def save(self, folder):
+        """After a step: all that a run goes on from."""
+        resume.save(folder, self.model, self.optimizer, self.version, self.engine.weights_digest())
+
+    def load(self, folder):
+        """In place of the steps that `folder` was saved after; whatever the engine runs on, its next version is the run's."""
+        self.version = resume.load(folder, self.model, self.optimizer, self.engine.weights_digest())
+        self.resync = RESYNC
 
     def log_probs(self, texts):
         """(log-probs, temperature-1 ones, entropies) of the sampled tokens, text after text."""

@@ -47,9 +47,17 @@ def initialize(backend):
         parallel_state.initialize_model_parallel(1, 1)
     if backend == "cuda":  # the stock head, which OutputLayer replaces, is filled from this generator
         megatron_random.model_parallel_cuda_manual_seed(1)
-    if backend == "oracle":  # recomputing activations asks for the GPU's generator; nothing of this model draws from one
-        megatron_random._get_cuda_rng_state = lambda *_, **__: None
-        megatron_random._set_cuda_rng_state = lambda *_, **__: None
+    if backend == "oracle":
+        without_gpu()
+
+
+def without_gpu():
+    """Megatron-Core asks for a GPU where none is needed: recomputing activations for its generator, from which nothing of this model draws,
+    and writing checkpoints for its stream and its number."""
+    megatron_random._get_cuda_rng_state = lambda *_, **__: None
+    megatron_random._set_cuda_rng_state = lambda *_, **__: None
+    torch.cuda.synchronize = lambda *_: None
+    torch.cuda.current_device = lambda: "cpu"
 
 
 class MegatronLayer(Layer, TransformerLayer):
