@@ -4,7 +4,9 @@
  * dL/d(output), dL/d(inputs). What is differentiated is the op WITHOUT its roundings (each R and RN taken as the identity, its
  * gradient as 1), at the inputs as the forward saw them; choices (experts, selected positions, codes) are constants.
  *
- * Not under the bit contract: no gradient reaches a logit of the step it belongs to. What is promised: two runs with the same
+ * Not under the bit contract, so exp, log and tanh of the libraries may stand here and nowhere else: a gradient moves f32 masters, and
+ * what forwards of the next step read, on both sides, is the bf16 values that are published of them. Forward files include nothing of
+ * this folder but this header (tests/tidy_rules.c). What is promised: two runs with the same
  * arguments on the same backend give the same bytes (no float atomics, fixed orders); the host form computes in binary64 and
  * rounds once at the end; the CUDA form accumulates in binary32, feeds the tensor cores with bf16, and stays within 4e-3 of the
  * host form (norm of the difference over the norm, per output).

@@ -8,6 +8,7 @@
  * route: a block of 256 a row; x of the row in shared memory as f32 (4 bytes a column). A warp makes a chosen expert's logit, sixteen
  * bytes of W a lane; one thread makes the slopes of all; then dx, a thread eight columns, experts in the order given. */
 #include "bi_grad_cuda.cuh"
+#include "bi_grad_head_check.h"
 #include "bi_linear_parts.cuh"
 
 enum {
@@ -104,17 +105,6 @@ static __global__ void __launch_bounds__(THREADS) head_slope(const head_chunk c)
     }
 }
 
-static br_status check_score(const bi_limits *limits, const bi_grad_score_args *a) {
-    if (a->n_row < 0 || a->d < 1 || a->n_vocab < 1)
-        return br_fail(BR_E_SHAPE, "gradient of score: %d rows of %d, %d tokens: expected at least 0, 1, 1", a->n_row, a->d, a->n_vocab);
-    if (a->d > limits->d_model || a->n_vocab > limits->n_vocab)
-        return br_fail(BR_E_LIMIT, "gradient of score: rows of %d, %d tokens: expected at most %d, %d", a->d, a->n_vocab, limits->d_model,
-                       limits->n_vocab);
-    if (!a->w.data || a->w.n_out != a->n_vocab || a->w.n_in != a->d || a->w.form != BI_FORM_BF16)
-        return br_fail(BR_E_SHAPE, "gradient of score: the head is (%d, %d): expected (%d, %d) in bf16", a->w.n_out, a->w.n_in, a->n_vocab, a->d);
-    return BR_OK;
-}
-
 /* The logits of a chunk of a part of n_row rows that begins at row0. */
 static br_status logits(bi_grad_ctx *ctx, const bi_grad_score_args *a, const head_work *work, const head_chunk *c, int32_t row0, int32_t n_row) {
     bi_grad_gemm_args gemm = {};
@@ -155,7 +145,7 @@ static br_status score_part(bi_grad_ctx *ctx, const bi_grad_score_args *a, const
 }
 
 br_status bi_grad_score_cuda(bi_grad_ctx *ctx, const bi_grad_score_args *a) {
-    BR_TRY(check_score(&ctx->cuda->limits, a));
+    BR_TRY(bi_grad_check_score(&ctx->cuda->limits, a));
     bi_carver carver = bi_grad_cuda_carver(ctx);
     const int32_t most = ctx->cuda->limits.n_row < PART_ROWS ? ctx->cuda->limits.n_row : PART_ROWS;
     const head_work work = carve(&carver, most, a->n_vocab);
@@ -237,21 +227,8 @@ static __global__ void __launch_bounds__(THREADS) route_back(const bi_grad_route
     }
 }
 
-static br_status check_route(const bi_limits *limits, const bi_grad_route_args *a) {
-    if (a->n_row < 0 || a->d < 1 || a->n_expert < 1 || a->topk < 1 || a->topk > a->n_expert)
-        return br_fail(BR_E_SHAPE, "gradient of route: %d rows of %d, %d of %d experts: expected at least 0, 1, 1, as many", a->n_row, a->d,
-                       a->topk, a->n_expert);
-    if (a->d > limits->d_model || a->n_expert > limits->n_expert || a->topk > limits->n_expert_topk)
-        return br_fail(BR_E_LIMIT, "gradient of route: rows of %d, %d of %d experts: expected at most %d, %d of %d", a->d, a->topk, a->n_expert,
-                       limits->d_model, limits->n_expert_topk, limits->n_expert);
-    if (!a->w.data || a->w.n_out != a->n_expert || a->w.n_in != a->d || a->w.form != BI_FORM_BF16)
-        return br_fail(BR_E_SHAPE, "gradient of route: the router is (%d, %d): expected (%d, %d) in bf16", a->w.n_out, a->w.n_in, a->n_expert,
-                       a->d);
-    return BR_OK;
-}
-
 br_status bi_grad_route_cuda(bi_grad_ctx *ctx, const bi_grad_route_args *a) {
-    BR_TRY(check_route(&ctx->cuda->limits, a));
+    BR_TRY(bi_grad_check_route(&ctx->cuda->limits, a));
     const int32_t w_ld = dense_ld(a->d);
     const size_t shared = sizeof(float) * (size_t)(w_ld + a->topk);
     if (shared > (size_t)ROUTE_SHARED_MAX)

@@ -5,6 +5,7 @@
  * job 16 of its columns, which walks the panels in rising order. Lanes of a panel are summed in four chains and those added last.
  *
  * route: a job a row. Only the chosen experts' rows of W are unpacked. */
+#include "bi_grad_head_check.h"
 #include "bi_grad_host.h"
 
 #include "bi_head_row.h"
@@ -132,13 +133,7 @@ static void dx_job(void *context, int job, int thread) {
 }
 
 static br_status check_score(const bi_limits *limits, const bi_grad_score_args *a) {
-    if (a->n_row < 0 || a->d < 1 || a->n_vocab < 1)
-        return br_fail(BR_E_SHAPE, "gradient of score: %d rows of %d, %d tokens: expected at least 0, 1, 1", a->n_row, a->d, a->n_vocab);
-    if (a->d > limits->d_model || a->n_vocab > limits->n_vocab)
-        return br_fail(BR_E_LIMIT, "gradient of score: rows of %d, %d tokens: expected at most %d, %d", a->d, a->n_vocab, limits->d_model,
-                       limits->n_vocab);
-    if (!a->w.data || a->w.n_out != a->n_vocab || a->w.n_in != a->d || a->w.form != BI_FORM_BF16)
-        return br_fail(BR_E_SHAPE, "gradient of score: the head is (%d, %d): expected (%d, %d) in bf16", a->w.n_out, a->w.n_in, a->n_vocab, a->d);
+    BR_TRY(bi_grad_check_score(limits, a));
     for (int32_t t = 0; t < a->n_row; t++) {
         if (a->token[t] < 0 || a->token[t] >= a->n_vocab)
             return br_fail(BR_E_SHAPE, "gradient of score: row %d asks for token %d: expected 0 to %d", t, a->token[t], a->n_vocab - 1);
@@ -212,15 +207,7 @@ static void route_job(void *context, int t, int thread) {
 }
 
 static br_status check_route(const bi_limits *limits, const bi_grad_route_args *a) {
-    if (a->n_row < 0 || a->d < 1 || a->n_expert < 1 || a->topk < 1 || a->topk > a->n_expert)
-        return br_fail(BR_E_SHAPE, "gradient of route: %d rows of %d, %d of %d experts: expected at least 0, 1, 1, as many", a->n_row, a->d,
-                       a->topk, a->n_expert);
-    if (a->d > limits->d_model || a->n_expert > limits->n_expert || a->topk > limits->n_expert_topk)
-        return br_fail(BR_E_LIMIT, "gradient of route: rows of %d, %d of %d experts: expected at most %d, %d of %d", a->d, a->topk, a->n_expert,
-                       limits->d_model, limits->n_expert_topk, limits->n_expert);
-    if (!a->w.data || a->w.n_out != a->n_expert || a->w.n_in != a->d || a->w.form != BI_FORM_BF16)
-        return br_fail(BR_E_SHAPE, "gradient of route: the router is (%d, %d): expected (%d, %d) in bf16", a->w.n_out, a->w.n_in, a->n_expert,
-                       a->d);
+    BR_TRY(bi_grad_check_route(limits, a));
     for (int64_t i = 0; i < (int64_t)a->n_row * a->topk; i++)
         if (a->expert[i] < 0 || a->expert[i] >= a->n_expert)
             return br_fail(BR_E_SHAPE, "gradient of route: row %d chose expert %d: expected 0 to %d", (int)(i / a->topk), a->expert[i],

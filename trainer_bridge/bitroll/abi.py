@@ -127,10 +127,9 @@ class Library:
         signatures.update({
             "br_engine_open": (i32, p, ctypes.POINTER(p)), "br_engine_close": (None, engine),
             "br_engine_weights_digest": (digest, engine),
-            "br_engine_adapter_digest": (i32, engine, text, ctypes.POINTER(digest)),
             "br_engine_adapter_live_digest": (i32, engine, text, ctypes.POINTER(digest)),
             "br_sampling_default": (STRUCTS["br_sampling"],), "br_submit": (i32, engine, p, ctypes.POINTER(ctypes.c_uint64)),
-            "br_abort": (i32, engine, ctypes.c_uint64), "br_poll": (i32, engine, p, i32, ctypes.POINTER(i32), ctypes.POINTER(i32)),
+            "br_poll": (i32, engine, p, i32, ctypes.POINTER(i32), ctypes.POINTER(i32)),
             "br_request_error": (i32, engine, ctypes.c_uint64, ctypes.POINTER(text)),
             "br_swap_manifest": (i32, engine, text, size_out, ctypes.POINTER(digest)),
             "br_swap_tensor_at": (i32, engine, text, i64, p),

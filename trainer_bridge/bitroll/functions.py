@@ -5,8 +5,7 @@ f32. Only inputs are saved; what the backward needs beyond them it computes agai
 import torch
 from torch.autograd import Function
 
-from . import abi
-from .ops import FORM_BF16
+from .ops import Stack
 
 F32, BF16, I32 = torch.float32, torch.bfloat16, torch.int32
 
@@ -28,7 +27,6 @@ class Adapter:
     which of the two is one matrix for all n maps."""
 
     def __init__(self, ops, n, n_out, n_in, rank, s, master_a, master_b, shared=None):
-        from .ops import Stack
         self.a = Stack(ops, n, rank, n_in, shared=shared == "a")
         self.b = Stack(ops, n, n_out, rank, shared=shared == "b")
         self.s = torch.full((n,), s, dtype=F32, device=ops.device)

@@ -66,14 +66,13 @@ def bits_of(values):
 
 
 class Grpo:
-    """engine: a in_process.Engine with one adapter `name` that begins empty; model: a mcore.BitrollModel over the same checkpoint. exact: a step
-    whose certificate fails raises Mismatch and makes no update; control runs set it to False."""
+    """engine: a in_process.Engine with one adapter `name` that begins empty; model: a mcore.BitrollModel over the same checkpoint. A step
+    whose certificate fails raises Mismatch and makes no update."""
 
-    def __init__(self, engine, model, settings, optimizer, reward, name="policy", prefix="", temperature=1.0, clip=(0.8, 1.28), max_norm=1.0,
-                 exact=True):
+    def __init__(self, engine, model, settings, optimizer, reward, name="policy", prefix="", temperature=1.0, clip=(0.8, 1.28), max_norm=1.0):
         self.engine, self.model, self.settings, self.optimizer, self.reward = engine, model, settings, optimizer, reward
         self.name, self.prefix, self.temperature, self.clip, self.max_norm, self.version = name, prefix, temperature, clip, max_norm, -1
-        self.exact, self.names, self.resync = exact, list(engine.manifest(name)), 0
+        self.names, self.resync = list(engine.manifest(name)), 0
 
     def publish(self):
         """Masters rounded once; the very tensors that the trainer's forwards read go to the engine."""
@@ -120,7 +119,7 @@ class Grpo:
         record.k1, record.k3 = kl(rollout.view(torch.float32), update.detach().cpu())
         record.digest_engine = self.engine.live_digest(self.name)
         record.digest_trainer = adapter_digest(self.engine.library, self.names, tensors, self.settings)
-        if self.exact and (record.mismatch or record.digest_engine != record.digest_trainer):
+        if record.mismatch or record.digest_engine != record.digest_trainer:
             raise Mismatch(record)  # before the optimizer's step
         self.update(texts, rewards, rollout, update)
         return record

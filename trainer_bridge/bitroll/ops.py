@@ -87,7 +87,6 @@ class Ops:
         self.stream = None if backend == "oracle" else torch.cuda.current_stream().cuda_stream
         self.library.check(c.br_ops_open(backend.encode(), ctypes.byref(limits), n_thread, self.stream, int(gradients), ctypes.byref(handle)))
         self.handle, self.limits = handle, limits
-        self.watch = None  # called with (op, arguments) before each op
 
     def close(self):
         if self.handle:
@@ -135,8 +134,6 @@ class Ops:
         args = self.struct(name, values, keep)
         if self.stream is not None and torch.cuda.current_stream().cuda_stream != self.stream:
             raise RuntimeError(f"op {op}: torch's current stream is not the one that these ops were opened on")
-        if self.watch:
-            self.watch(op, values)
         self.library.check(self.library.c.br_ops_call(self.handle, op.encode(), ctypes.byref(args), ctypes.sizeof(args)))
 
     def __getattr__(self, op):
