@@ -43,6 +43,7 @@ size_t bi_cuda_latent_block_bytes(int32_t d_latent) {
 /* A thread moves one unit of 8; the cache row's padding becomes zeros. */
 static __global__ void __launch_bounds__(ROW_THREADS) latent_store(const bi_latent_store_args a, const bi_batch batch, const int32_t row_ld,
                                                                    const int32_t wide) {
+    bi_cuda_begin();
     const int64_t i = (int64_t)blockIdx.x * ROW_THREADS + threadIdx.x;
     const int32_t n_unit = row_ld / ATTN_UNIT, t = (int32_t)(i / n_unit), k = (int32_t)(i % n_unit) * ATTN_UNIT;
     if (t >= batch.n_row || batch.row_seg[t] < 0)
@@ -68,8 +69,8 @@ br_status bi_cuda_latent_store(bi_ctx *ctx, const bi_latent_store_args *a) {
     const int64_t n = (int64_t)a->batch->n_row * (row_ld / ATTN_UNIT);
     if (!n)
         return BR_OK;
-    latent_store<<<(unsigned)bi_ceil_div(n, ROW_THREADS), ROW_THREADS, 0, ctx->stream>>>(
-        *a, *a->batch, row_ld, cache_wide(&a->cache) && on16(a->x) && a->x_ld % ATTN_UNIT == 0 && a->d_latent % ATTN_UNIT == 0);
+    bi_cuda_launch(ctx, latent_store, (unsigned)bi_ceil_div(n, ROW_THREADS), ROW_THREADS, 0, *a, *a->batch, row_ld,
+                   cache_wide(&a->cache) && on16(a->x) && a->x_ld % ATTN_UNIT == 0 && a->d_latent % ATTN_UNIT == 0);
     return bi_cuda_launched(ctx, BI_K_latent_store, "latent_store");
 }
 
@@ -80,6 +81,7 @@ static __device__ __forceinline__ bi_bf16 gated(float o, int has_gate, uint32_t 
 /* Elements 4i .. 4i + 3 of n. */
 static __global__ void __launch_bounds__(ROW_THREADS)
     attn_gate(const float *o, const bi_bf16 *gate, bi_bf16 *y, const int64_t n, const int32_t wide) {
+    bi_cuda_begin();
     const int64_t i = 4 * ((int64_t)blockIdx.x * ROW_THREADS + threadIdx.x);
     if (wide && i + 4 <= n) {
         const float4 x = *(const float4 *)(o + i);
@@ -99,7 +101,7 @@ br_status bi_cuda_attn_gate(bi_ctx *ctx, const bi_attn_gate_args *a) {
     if (!n)
         return BR_OK;
     const int wide = on16(a->o) && (uintptr_t)a->y % 8 == 0 && (uintptr_t)a->gate % 8 == 0;
-    attn_gate<<<(unsigned)bi_ceil_div(n, 4 * ROW_THREADS), ROW_THREADS, 0, ctx->stream>>>(a->o, a->gate, a->y, n, wide);
+    bi_cuda_launch(ctx, attn_gate, (unsigned)bi_ceil_div(n, 4 * ROW_THREADS), ROW_THREADS, 0, a->o, a->gate, a->y, n, wide);
     return bi_cuda_launched(ctx, BI_K_attn_gate, "attn_gate");
 }
 
@@ -155,10 +157,10 @@ static br_status narrow(bi_ctx *ctx, const attn_rows *r, const attn_query *q) {
     while (n_span < ATTN_BLOCKS && n * n_span < 2 * ctx->n_sm)
         n_span *= 2;
     cudaFuncSetAttribute(attn_score, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_MAX);
-    attn_score<<<(unsigned)(n * n_span), ATTN_THREADS, bytes, ctx->stream>>>(*r, *q, n_span);
+    bi_cuda_launch(ctx, attn_score, (unsigned)(n * n_span), ATTN_THREADS, bytes, *r, *q, n_span);
     BR_TRY(bi_cuda_launched(ctx, BI_K_attn_score, "attn"));
     cudaFuncSetAttribute(attn_value, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_MAX);
-    attn_value<<<(unsigned)(n * n_column), ATTN_THREADS, VALUE_SHARED, ctx->stream>>>(*r, n_column);
+    bi_cuda_launch(ctx, attn_value, (unsigned)(n * n_column), ATTN_THREADS, VALUE_SHARED, *r, n_column);
     return bi_cuda_launched(ctx, BI_K_attn_value, "attn");
 }
 
@@ -166,7 +168,7 @@ template <int N8> static br_status launch_fused(bi_ctx *ctx, const attn_rows *r,
     const int64_t n = (int64_t)r->n_row * r->n_part * (r->n_head_pad / (8 * N8));
     static_assert(fused_shared<N8>::BYTES <= 227 << 10, "a block fits an SM");
     cudaFuncSetAttribute(attn_fused<N8>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_MAX);
-    attn_fused<N8><<<(unsigned)(n < ctx->n_sm ? n : ctx->n_sm), FUSED_THREADS, fused_shared<N8>::BYTES, ctx->stream>>>(*r, *q);
+    bi_cuda_launch(ctx, attn_fused<N8>, (unsigned)(n < ctx->n_sm ? n : ctx->n_sm), FUSED_THREADS, fused_shared<N8>::BYTES, *r, *q);
     return bi_cuda_launched(ctx, BI_K_attn_fused, "attn");
 }
 
@@ -198,7 +200,7 @@ static br_status attend(bi_ctx *ctx, attn_rows *r, const attn_query *q, int64_t 
             BR_TRY(r->n_head_pad % 48 == 0 ? launch_fused<6>(ctx, r, q) : launch_fused<4>(ctx, r, q));
         if (r->n_part_max == 1)
             continue;
-        attn_merge<<<(unsigned)(r->n_row * r->n_head), MERGE_THREADS, 0, ctx->stream>>>(*r);
+        bi_cuda_launch(ctx, attn_merge, (unsigned)(r->n_row * r->n_head), MERGE_THREADS, 0, *r);
         BR_TRY(bi_cuda_launched(ctx, BI_K_attn_merge, "attn"));
     }
     return BR_OK;

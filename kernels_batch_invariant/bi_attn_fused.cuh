@@ -551,6 +551,7 @@ static __device__ __forceinline__ void fused_value(const attn_rows &r, const fus
 
 template <int N8>
 static __global__ void __launch_bounds__(FUSED_THREADS, 1) attn_fused(const attn_rows r, const attn_query a) {
+    bi_cuda_begin();
     extern __shared__ __align__(1024) unsigned char attn_shared_bytes[];
     const fused_shared<N8> sh(attn_shared_bytes);
     const int tid = (int)threadIdx.x % WIDE_GROUP, group = __shfl_sync(0xffffffffu, (int)threadIdx.x / WIDE_GROUP, 0); /* one for the warp */

@@ -117,6 +117,7 @@ static __device__ __forceinline__ int score_store(const float acc[2][4], float a
 }
 
 static __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_score(const attn_rows r, const attn_query a, const int32_t n_span) {
+    bi_cuda_begin();
     extern __shared__ __align__(1024) unsigned char attn_shared_bytes[];
     const int32_t n_group = r.n_head_pad / ATTN_HEADS, unit = (int32_t)blockIdx.x, head0 = unit % n_group * ATTN_HEADS;
     const int32_t span = unit / n_group % n_span, at = unit / n_group / n_span, row = r.row0 + at / r.n_part, each = ATTN_BLOCKS / n_span;

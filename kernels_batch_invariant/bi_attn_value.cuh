@@ -134,6 +134,7 @@ static __device__ __forceinline__ void value_out(const attn_rows &r, const float
 }
 
 static __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_value(const attn_rows r, const int32_t n_column) {
+    bi_cuda_begin();
     extern __shared__ __align__(1024) unsigned char attn_shared_bytes[];
     unsigned char *weight = attn_shared_bytes + VALUE_STAGES * VALUE_STAGE_BYTES;
     float *scale = (float *)(weight + ATTN_HEADS * ATTN_P_BYTES);
@@ -177,6 +178,7 @@ static __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_value(const attn_
 
 /* Rows of several parts. */
 static __global__ void __launch_bounds__(MERGE_THREADS) attn_merge(const attn_rows r) {
+    bi_cuda_begin();
     const int32_t t = (int32_t)blockIdx.x / r.n_head, h = (int32_t)blockIdx.x % r.n_head, row = r.row0 + t, d = r.d_kv_latent;
     if (!attn_part_of(r, row, 0).several)
         return;

@@ -144,6 +144,7 @@ static __device__ __forceinline__ void mix(const res_run &a, const res_shared *s
 }
 
 template <int WIDE> static __global__ void __launch_bounds__(RES_THREADS) attnres_kernel(const __grid_constant__ res_run a) {
+    bi_cuda_begin();
     extern __shared__ __align__(128) unsigned char rows[];
     __shared__ res_shared s;
     if (WIDE && threadIdx.x == 0)
@@ -176,7 +177,7 @@ br_status bi_cuda_attnres(bi_ctx *ctx, const bi_attnres_args *a) {
     run.n_kept = !wide ? 0 : fit < run.n ? (int32_t)fit : run.n;
     const size_t bytes = (size_t)run.n_kept * (size_t)a->d * 2;
     if (!wide) {
-        attnres_kernel<0><<<(unsigned)a->n_row, RES_THREADS, 0, ctx->stream>>>(run);
+        bi_cuda_launch(ctx, attnres_kernel<0>, (unsigned)a->n_row, RES_THREADS, 0, run);
         return bi_cuda_launched(ctx, BI_K_attnres, "attnres");
     }
     cudaError_t error = cudaSuccess;
@@ -184,7 +185,7 @@ br_status bi_cuda_attnres(bi_ctx *ctx, const bi_attnres_args *a) {
         error = cudaFuncSetAttribute(attnres_kernel<1>, cudaFuncAttributeMaxDynamicSharedMemorySize, RES_ROW_BYTES);
     if (error != cudaSuccess)
         return br_fail(BR_E_DEVICE, "attnres: %d bytes of shared memory: %s", RES_ROW_BYTES, cudaGetErrorString(error));
-    attnres_kernel<1><<<(unsigned)a->n_row, RES_THREADS, bytes, ctx->stream>>>(run);
+    bi_cuda_launch(ctx, attnres_kernel<1>, (unsigned)a->n_row, RES_THREADS, bytes, run);
     return bi_cuda_launched(ctx, BI_K_attnres, "attnres");
 }
 
@@ -203,6 +204,7 @@ br_status bi_cuda_attnres_weight(bi_ctx *ctx, float *w, const float *norm, const
 
 /* A sum of finite bf16 can round to Inf, so it is the rounded row that is checked. */
 template <int WIDE> BI_ROW_KERNEL residual_kernel(const __grid_constant__ bi_residual_args r) {
+    bi_cuda_begin();
     constexpr int VEC = WIDE ? BI_ROW_VEC : 1;
     const int j = ((int)blockIdx.y * BI_ROW_BLOCK + (int)threadIdx.x) * VEC;
     if (j >= r.d)
@@ -239,8 +241,8 @@ br_status bi_cuda_residual(bi_ctx *ctx, const bi_residual_args *a) {
     const int wide = bi_row_wide_rows(a->a, a->d, a->d) && bi_row_wide(a->b) && bi_row_wide(a->y);
     const dim3 grid((unsigned)a->n_row, (unsigned)bi_ceil_div(a->d, BI_ROW_BLOCK * (wide ? BI_ROW_VEC : 1)));
     if (wide)
-        residual_kernel<1><<<grid, BI_ROW_BLOCK, 0, ctx->stream>>>(*a);
+        bi_cuda_launch(ctx, residual_kernel<1>, grid, BI_ROW_BLOCK, 0, *a);
     else
-        residual_kernel<0><<<grid, BI_ROW_BLOCK, 0, ctx->stream>>>(*a);
+        bi_cuda_launch(ctx, residual_kernel<0>, grid, BI_ROW_BLOCK, 0, *a);
     return bi_cuda_launched(ctx, BI_K_residual, "residual");
 }

@@ -71,6 +71,8 @@ typedef struct bi_ops {
     br_status (*mat_pack_f32)(bi_ctx *, const bi_mat_pack_f32_args *);
     br_status (*mat_unpack)(bi_ctx *, const bi_mat_unpack_args *);
     br_status (*conv_group)(bi_ctx *, const bi_conv_args *, int32_t n);
+    /* BI_FORM_BF16 as rows of bf16: elements from one row (n_in, zeros behind) to the next. NULL where it is another form. */
+    int64_t (*mat_row)(int32_t n_in);
 } bi_ops;
 
 typedef struct bi_backend {

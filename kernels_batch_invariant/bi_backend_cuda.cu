@@ -53,6 +53,7 @@ static const bi_ops *table(void) {
     ops.sample = bi_cuda_sample;
     ops.mat_pack_f32 = bi_cuda_mat_pack_f32;
     ops.mat_unpack = bi_cuda_mat_unpack;
+    ops.mat_row = bi_cuda_mat_row;
     return &ops;
 }
 

@@ -113,6 +113,7 @@ template <class In> static __device__ __forceinline__ void shift(In window[BI_CO
 
 /* Short segments: blockIdx.y and on. After the last row the window's last three are the new history, whatever was before them. */
 template <int CHAN> BI_ROW_KERNEL conv_own_kernel(const __grid_constant__ conv_group group) {
+    bi_cuda_begin();
     typedef typename conv_in<CHAN>::type In;
     const conv_run &c = group.run[blockIdx.z];
     const int chan = ((int)blockIdx.x * BI_ROW_BLOCK + (int)threadIdx.x) * CHAN;
@@ -207,7 +208,7 @@ template <int CHAN> static br_status launch(bi_ctx *ctx, const bi_batch *batch, 
         /* A few waves of blocks; each then keeps its taps for several segments. */
         const int64_t wanted = bi_ceil_div(12 * (int64_t)ctx->n_sm, n_chan * (unsigned)n);
         const dim3 grid(n_chan, (unsigned)(c.n_seg < wanted ? c.n_seg : wanted), (unsigned)n);
-        conv_own_kernel<CHAN><<<grid, BI_ROW_BLOCK, 0, ctx->stream>>>(group);
+        bi_cuda_launch(ctx, conv_own_kernel<CHAN>, grid, BI_ROW_BLOCK, 0, group);
         return bi_cuda_launched(ctx, BI_K_conv, "conv");
     }
     const dim3 tiles(n_chan, (unsigned)bi_ceil_div(c.n_row, CONV_TILE), (unsigned)n), segments(n_chan, (unsigned)c.n_seg, (unsigned)n);

@@ -104,6 +104,37 @@ static inline int64_t bi_ceil_div(int64_t a, int64_t b) {
 
 #ifdef __CUDACC__
 
+/* Launches overlap: one may start while the one ahead of it still runs, and everything of that one is done and seen once bi_cuda_await_before
+ * returns. Each kernel that is launched so awaits first, in all threads, so that whoever awaits it has awaited all before it too. */
+static __device__ __forceinline__ void bi_cuda_await_before() {
+    asm volatile("griddepcontrol.wait;\n" ::: "memory");
+}
+/* The next launch may take the places that this one leaves free. */
+static __device__ __forceinline__ void bi_cuda_let_next_start() {
+    asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
+}
+/* First in a kernel of bi_cuda_launch. */
+static __device__ __forceinline__ void bi_cuda_begin() {
+    bi_cuda_await_before();
+    bi_cuda_let_next_start();
+}
+
+/* Launches a kernel that begins with bi_cuda_begin. */
+template <class... TAKEN, class... GIVEN>
+static void bi_cuda_launch(const bi_ctx *ctx, void (*kernel)(TAKEN...), dim3 grid, dim3 block, size_t shared_bytes, GIVEN... given) {
+    cudaLaunchAttribute early;
+    cudaLaunchConfig_t config = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = ctx->stream;
+    config.attrs = &early;
+    config.numAttrs = 1;
+    cudaLaunchKernelEx(&config, kernel, given...);
+}
+
 /* Marks the row unless it is marked or the value is finite. */
 static __device__ __forceinline__ void bi_cuda_fault(bi_fault fault, int32_t row, float value) {
     if (fault.row && !bi_is_finite(value))
@@ -155,6 +186,7 @@ static __device__ __forceinline__ unsigned char *bi_cuda_state(bi_state s, int32
 
 /* The ops, one file a family. */
 size_t bi_cuda_mat_bytes(bi_form form, int32_t n_out, int32_t n_in);
+int64_t bi_cuda_mat_row(int32_t n_in);
 size_t bi_cuda_fp4_bytes(int32_t n_out, int32_t n_in);
 br_status bi_cuda_mat_pack_bf16(bi_ctx *, void *dst, int32_t n_out, int32_t n_in, const bi_bf16 *src, int64_t stride_out, int64_t stride_in);
 br_status bi_cuda_mat_pack_fp4(bi_ctx *, void *dst, int32_t n_out, int32_t n_in, const uint8_t *code, const uint8_t *scale);

@@ -5,6 +5,7 @@
 #include "bi_row.cuh"
 
 template <class Piece> BI_ROW_KERNEL embed_kernel(const __grid_constant__ bi_embed_args a) {
+    bi_cuda_begin();
     const int t = (int)blockIdx.x, n = a.d_model / (int)(sizeof(Piece) / sizeof(bi_bf16));
     const int32_t token = a.token[t];
     Piece *y = (Piece *)(a.y + (int64_t)t * a.d_model);
@@ -29,8 +30,8 @@ br_status bi_cuda_embed(bi_ctx *ctx, const bi_embed_args *a) {
     if (a->n_row == 0)
         return BR_OK;
     if (bi_row_wide_rows(a->table, a->d_model, a->d_model) && bi_row_wide(a->y))
-        embed_kernel<uint4><<<(unsigned)a->n_row, BI_ROW_BLOCK, 0, ctx->stream>>>(*a);
+        bi_cuda_launch(ctx, embed_kernel<uint4>, (unsigned)a->n_row, BI_ROW_BLOCK, 0, *a);
     else
-        embed_kernel<bi_bf16><<<(unsigned)a->n_row, BI_ROW_BLOCK, 0, ctx->stream>>>(*a);
+        bi_cuda_launch(ctx, embed_kernel<bi_bf16>, (unsigned)a->n_row, BI_ROW_BLOCK, 0, *a);
     return bi_cuda_launched(ctx, BI_K_embed, "embed");
 }

@@ -166,6 +166,7 @@ static __device__ void plan_slots(const plan_args &a) {
 }
 
 static __global__ void __launch_bounds__(PLAN_THREADS) plan_kernel(const __grid_constant__ plan_args a) {
+    bi_cuda_begin();
     extern __shared__ int32_t count[]; /* (n_warp, n_expert), then total (n_expert) */
     const uint32_t lane = threadIdx.x % 32;
     for (int32_t i = (int32_t)threadIdx.x; i < a.n_warp * a.n_expert; i += PLAN_THREADS)
@@ -205,17 +206,19 @@ static br_status launch_plan(bi_ctx *ctx, const bi_experts_args *a, const expert
     const int32_t use = (n_pair + 31) / 32, most = use < PLAN_THREADS / 32 ? use : PLAN_THREADS / 32;
     const plan_args args = {*plan, a->expert, a->row_slot, n_pair, a->topk, a->n_expert, a->n_slot, fit < most ? fit : most, few_max};
     const int32_t n_block = n_pair / PLAN_PAIRS < 1 ? 1 : n_pair / PLAN_PAIRS < PLAN_BLOCKS ? n_pair / PLAN_PAIRS : PLAN_BLOCKS;
-    cudaLaunchAttribute cluster;
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = (unsigned)n_block;
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    cudaLaunchAttribute attribute[2];
+    attribute[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute[0].val.programmaticStreamSerializationAllowed = 1;
+    attribute[1].id = cudaLaunchAttributeClusterDimension;
+    attribute[1].val.clusterDim.x = (unsigned)n_block;
+    attribute[1].val.clusterDim.y = attribute[1].val.clusterDim.z = 1;
     cudaLaunchConfig_t launch = {};
     launch.gridDim = dim3((unsigned)n_block);
     launch.blockDim = dim3(PLAN_THREADS);
     launch.dynamicSmemBytes = sizeof(int32_t) * (size_t)a->n_expert * (size_t)(args.n_warp + 1);
     launch.stream = ctx->stream;
-    launch.attrs = &cluster;
-    launch.numAttrs = n_block > 1;
+    launch.attrs = attribute;
+    launch.numAttrs = n_block > 1 ? 2 : 1;
     cudaFuncSetAttribute(plan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, PLAN_SHARED_MAX);
     cudaLaunchKernelEx(&launch, plan_kernel, args);
     return bi_cuda_launched(ctx, BI_K_experts_plan, "experts");
@@ -455,6 +458,7 @@ br_status bi_cuda_experts(bi_ctx *ctx, const bi_experts_args *a) {
 
 /* WIDE: eight elements a thread by 16-byte loads; else one. */
 template <bool WIDE> static __global__ void __launch_bounds__(COMBINE_THREADS) combine_kernel(const __grid_constant__ bi_combine_args a) {
+    bi_cuda_begin();
     constexpr int WIDTH = WIDE ? COMBINE_WIDTH : 1;
     const int64_t i = (int64_t)blockIdx.x * COMBINE_THREADS + threadIdx.x;
     const int32_t n = a.d / WIDTH, row = (int32_t)(i / n), col = (int32_t)(i % n) * WIDTH;
@@ -497,9 +501,9 @@ br_status bi_cuda_combine(bi_ctx *ctx, const bi_combine_args *a) {
     const int64_t n = (int64_t)a->n_row * (a->d / (wide ? COMBINE_WIDTH : 1));
     const unsigned grid = (unsigned)bi_ceil_div(n, COMBINE_THREADS);
     if (wide)
-        combine_kernel<true><<<grid, COMBINE_THREADS, 0, ctx->stream>>>(*a);
+        bi_cuda_launch(ctx, combine_kernel<true>, grid, COMBINE_THREADS, 0, *a);
     else
-        combine_kernel<false><<<grid, COMBINE_THREADS, 0, ctx->stream>>>(*a);
+        bi_cuda_launch(ctx, combine_kernel<false>, grid, COMBINE_THREADS, 0, *a);
     return bi_cuda_launched(ctx, BI_K_combine, "combine");
 }
 

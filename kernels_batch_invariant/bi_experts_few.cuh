@@ -201,6 +201,7 @@ static __device__ __forceinline__ void few_finish(const experts_product &p, int3
 
 template <experts_kind KIND>
 static __global__ void __launch_bounds__(FEW_THREADS, FEW_BLOCKS) few_kernel(const __grid_constant__ experts_product p) {
+    bi_cuda_begin();
     extern __shared__ __align__(1024) unsigned char memory[];
     const multiplier me = {threadIdx.x / 128, threadIdx.x / 32 % 4, threadIdx.x % 32};
     const uint32_t rows = (uint32_t)__cvta_generic_to_shared(memory);
@@ -238,7 +239,7 @@ static inline size_t few_bytes(int32_t n_in) {
 template <experts_kind KIND> static br_status launch_few(bi_ctx *ctx, const experts_product *p, bi_cuda_kernel name) {
     const size_t bytes = few_bytes(p->n_in);
     cudaFuncSetAttribute(few_kernel<KIND>, cudaFuncAttributeMaxDynamicSharedMemorySize, EXPERTS_FEW_SHARED);
-    few_kernel<KIND><<<(unsigned)(ctx->n_sm * FEW_BLOCKS), FEW_THREADS, bytes, ctx->stream>>>(*p);
+    bi_cuda_launch(ctx, few_kernel<KIND>, (unsigned)(ctx->n_sm * FEW_BLOCKS), FEW_THREADS, bytes, *p);
     return bi_cuda_launched(ctx, name, "experts");
 }
 

@@ -20,6 +20,7 @@ static __device__ __forceinline__ bi_bf16 situ(float g, float u, glu_scale s) {
 }
 
 template <int SITU, int WIDE> BI_ROW_KERNEL glu_kernel(const __grid_constant__ bi_glu_args a, const glu_scale s) {
+    bi_cuda_begin();
     constexpr int VEC = WIDE ? GLU_VEC : 1;
     const int j = ((int)blockIdx.y * BI_ROW_BLOCK + (int)threadIdx.x) * VEC;
     if (j >= a.d)
@@ -60,6 +61,6 @@ br_status bi_cuda_glu(bi_ctx *ctx, const bi_glu_args *a) {
     const int wide = bi_row_wide(a->g) && bi_row_wide(a->u) && (uintptr_t)a->y % 8 == 0 && a->ld % GLU_VEC == 0 && a->d % GLU_VEC == 0;
     const glu_scale scale = {a->act.beta, a->act.linear_beta, exact_inverse(a->act.beta)};
     const dim3 grid((unsigned)a->n_row, (unsigned)bi_ceil_div(a->d, BI_ROW_BLOCK * (wide ? GLU_VEC : 1)));
-    kernel[a->act.situ != 0][wide]<<<grid, BI_ROW_BLOCK, 0, ctx->stream>>>(*a, scale);
+    bi_cuda_launch(ctx, kernel[a->act.situ != 0][wide], grid, BI_ROW_BLOCK, 0, *a, scale);
     return bi_cuda_launched(ctx, BI_K_glu, "glu");
 }

@@ -31,6 +31,7 @@ static br_status check_cache(const char *op, const bi_cache *cache, size_t block
 
 /* A key with an element that is not finite is a fault and is kept as zeros. */
 static __global__ void __launch_bounds__(STORE_THREADS) index_store(const bi_index_store_args a, const bi_batch batch, const int32_t d_pad) {
+    bi_cuda_begin();
     const int32_t t = (int32_t)((int64_t)blockIdx.x * (STORE_THREADS / 32) + threadIdx.x / 32);
     const int lane = (int)threadIdx.x % 32;
     if (t >= batch.n_row || batch.row_seg[t] < 0)
@@ -63,7 +64,7 @@ br_status bi_cuda_index_store(bi_ctx *ctx, const bi_index_store_args *a) {
     if (!a->batch->n_row)
         return BR_OK;
     const unsigned n_cta = (unsigned)bi_ceil_div(a->batch->n_row, STORE_THREADS / 32);
-    index_store<<<n_cta, STORE_THREADS, 0, ctx->stream>>>(*a, *a->batch, index_pad(a->d));
+    bi_cuda_launch(ctx, index_store, n_cta, STORE_THREADS, 0, *a, *a->batch, index_pad(a->d));
     return bi_cuda_launched(ctx, BI_K_index_store, "index_store");
 }
 
@@ -74,6 +75,7 @@ static __device__ __forceinline__ uint32_t query_pair(const bi_bf16 *x, int32_t 
 
 /* The packed query of one row and its weights, and a clear histogram; heads past the last are zeros. */
 static __global__ void __launch_bounds__(QUERY_THREADS) index_query(const index_rows r, const bi_index_select_args a) {
+    bi_cuda_begin();
     const int32_t t = (int32_t)blockIdx.x, row = r.row0 + t;
     const int lane = (int)threadIdx.x % 32;
     int bad = 0;
@@ -180,7 +182,7 @@ static br_status score_rows(bi_ctx *ctx, const bi_batch *batch, const index_rows
     const dim3 grid((unsigned)bi_ceil_div((int64_t)batch->pos_max + 1, cut->n_chunk_key), (unsigned)cut->n_group, (unsigned)batch->n_seg);
     cudaFuncSetAttribute(cut->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)SHARED_MAX);
     const unsigned n_thread = r->swizzled ? (unsigned)IWIDE_THREADS : (unsigned)SCORE_THREADS;
-    cut->kernel<<<grid, n_thread, bytes, ctx->stream>>>(*r, (int32_t)cut->n_group, n_row_max, (int32_t)cut->n_chunk_key);
+    bi_cuda_launch(ctx, cut->kernel, grid, n_thread, bytes, *r, (int32_t)cut->n_group, n_row_max, (int32_t)cut->n_chunk_key);
     return bi_cuda_launched(ctx, BI_K_index_score, "index_select");
 }
 
@@ -189,12 +191,12 @@ static br_status select_rows(bi_ctx *ctx, const bi_index_select_args *a, const i
     const score_cut cut = cut_of(ctx, a->batch, &r);
     const int scored = r.all || a->batch->pos_max >= r.topk;
     r.count = r.swizzled && cut.n_row_max == 1 && scored ? count : NULL;
-    index_query<<<(unsigned)r.n_row, QUERY_THREADS, 0, ctx->stream>>>(r, *a);
+    bi_cuda_launch(ctx, index_query, (unsigned)r.n_row, QUERY_THREADS, 0, r, *a);
     BR_TRY(bi_cuda_launched(ctx, BI_K_index_query, "index_select"));
     if (scored)
         BR_TRY(score_rows(ctx, a->batch, &r, &cut));
     cudaFuncSetAttribute(index_topk, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(topk_shared));
-    index_topk<<<(unsigned)(r.n_row * TOPK_BLOCKS), TOPK_THREADS, sizeof(topk_shared), ctx->stream>>>(r, a->select, a->n_select);
+    bi_cuda_launch(ctx, index_topk, (unsigned)(r.n_row * TOPK_BLOCKS), TOPK_THREADS, sizeof(topk_shared), r, a->select, a->n_select);
     return bi_cuda_launched(ctx, BI_K_index_topk, "index_select");
 }
 

@@ -162,6 +162,7 @@ static __device__ __forceinline__ index_group index_group_of(const index_rows &r
 template <int LONG>
 static __global__ void __launch_bounds__(SCORE_THREADS, LONG ? 1 : 3)
     index_score(const index_rows r, const int32_t n_group, const int32_t n_row_max, const int32_t n_chunk_key) {
+    bi_cuda_begin();
     extern __shared__ __align__(128) unsigned char index_shared[];
     const int32_t n_weight = r.n_tile * 8, row_bytes = n_weight * ((r.d_pad + 63) / 64 * 64) * 2;
     const index_group g = index_group_of(r, (int32_t)(blockIdx.z * gridDim.y + blockIdx.y), n_group, n_row_max);

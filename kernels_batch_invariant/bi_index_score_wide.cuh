@@ -159,6 +159,7 @@ static __device__ __forceinline__ void iwide_begin(const index_rows &r, const in
 template <int N8, int PIECES>
 static __global__ void __launch_bounds__(IWIDE_THREADS, 4)
     index_score_wide(const index_rows r, const int32_t n_group, const int32_t n_row_max, const int32_t n_chunk_key) {
+    bi_cuda_begin();
     extern __shared__ __align__(128) unsigned char index_shared[];
     const int32_t n_weight = N8 * 8, row_bytes = N8 * 8 * ((PIECES + 1) / 2) * 128, block_bytes = BR_PAGE_TOK * (PIECES * 32 + 4);
     const index_group g = index_group_of(r, (int32_t)(blockIdx.z * gridDim.y + blockIdx.y), n_group, n_row_max);

@@ -234,6 +234,7 @@ static __device__ __forceinline__ topk_keys topk_narrow(const topk_keys &all, to
 
 static __global__ void __cluster_dims__(TOPK_BLOCKS, 1, 1) __launch_bounds__(TOPK_THREADS, 4)
     index_topk(const index_rows r, int32_t *select, int32_t *n_select) {
+    bi_cuda_begin();
     extern __shared__ __align__(128) unsigned char index_shared[];
     topk_shared &sh = *(topk_shared *)index_shared;
     const int32_t t = (int32_t)blockIdx.x / TOPK_BLOCKS, row = r.row0 + t, tid = (int32_t)threadIdx.x, lane = tid % 32, warp = tid / 32;

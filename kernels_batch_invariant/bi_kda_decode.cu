@@ -163,6 +163,7 @@ static __device__ __forceinline__ void store_keys_once(float *column, int lane, 
 }
 
 static __global__ void __launch_bounds__(DECODE_BLOCK, 4) kda_decode(kda_launch p) {
+    bi_cuda_begin();
     const int lane = (int)threadIdx.x % KDA_LANES, group = (int)threadIdx.x / KDA_LANES;
     const int head = (int)blockIdx.x / DECODE_PER_HEAD;
     const int first = ((int)blockIdx.x % DECODE_PER_HEAD * (DECODE_BLOCK / KDA_LANES) + group) * DECODE_COLUMNS;
@@ -259,6 +260,7 @@ static __device__ __forceinline__ void ring_run(const kda_launch &p, const ring_
 }
 
 static __global__ void __launch_bounds__(RING_BLOCK, RING_BLOCKS) kda_decode_ring(kda_launch p, int n_piece) {
+    bi_cuda_begin();
     extern __shared__ __align__(128) unsigned char memory[];
     const uint32_t slots = kda_shared(memory), barriers = slots + RING_SLOTS * RING_SLOT;
     const int step = (int)gridDim.x;
@@ -302,11 +304,11 @@ br_status bi_kda_decode_fast(bi_ctx *ctx, const kda_launch *p) {
     const int64_t n_piece = (int64_t)p->n_seg * p->n_head * RING_PER_HEAD, n_block = (int64_t)RING_BLOCKS * ctx->n_sm;
     if (n_piece < RING_FLOOR * n_block || n_piece > INT32_MAX / 2) {
         const dim3 grid((unsigned)(p->n_head * DECODE_PER_HEAD), (unsigned)(p->n_seg < KDA_GRID_Y_MAX ? p->n_seg : KDA_GRID_Y_MAX));
-        kda_decode<<<grid, DECODE_BLOCK, 0, ctx->stream>>>(*p);
+        bi_cuda_launch(ctx, kda_decode, grid, DECODE_BLOCK, 0, *p);
         return bi_cuda_launched(ctx, BI_K_kda_decode, "kda");
     }
     if (cudaFuncSetAttribute(kda_decode_ring, cudaFuncAttributeMaxDynamicSharedMemorySize, RING_BYTES) != cudaSuccess)
         return br_fail(BR_E_DEVICE, "kda: the GPU refused %d bytes of shared memory: expected an H100 or H200", RING_BYTES);
-    kda_decode_ring<<<(unsigned)n_block, RING_BLOCK, RING_BYTES, ctx->stream>>>(*p, (int)n_piece);
+    bi_cuda_launch(ctx, kda_decode_ring, (unsigned)n_block, RING_BLOCK, RING_BYTES, *p, (int)n_piece);
     return bi_cuda_launched(ctx, BI_K_kda_decode_ring, "kda");
 }

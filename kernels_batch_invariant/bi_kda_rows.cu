@@ -25,6 +25,7 @@ static __device__ void beta_rows(const bi_kda_gate_args &p, int begin, int end) 
 }
 
 template <bool BOUNDED, int W> static __global__ void __launch_bounds__(GATE_BLOCK) kda_gate(bi_kda_gate_args p, int chunk) {
+    bi_cuda_begin();
     const int begin = (int)blockIdx.y * chunk, end = begin + chunk < p.n_row ? begin + chunk : p.n_row;
     if (blockIdx.x == gridDim.x - 1) {
         beta_rows(p, begin, end);
@@ -73,13 +74,13 @@ br_status bi_cuda_kda_gate(bi_ctx *ctx, const bi_kda_gate_args *a) {
     chunk = chunk > bi_ceil_div(a->n_row, 65535) ? chunk : bi_ceil_div(a->n_row, 65535);
     const dim3 grid((unsigned)(across + 1), (unsigned)bi_ceil_div(a->n_row, chunk));
     if (a->bounded && wide)
-        kda_gate<true, 4><<<grid, GATE_BLOCK, 0, ctx->stream>>>(*a, (int)chunk);
+        bi_cuda_launch(ctx, kda_gate<true, 4>, grid, GATE_BLOCK, 0, *a, (int)chunk);
     else if (a->bounded)
-        kda_gate<true, 1><<<grid, GATE_BLOCK, 0, ctx->stream>>>(*a, (int)chunk);
+        bi_cuda_launch(ctx, kda_gate<true, 1>, grid, GATE_BLOCK, 0, *a, (int)chunk);
     else if (wide)
-        kda_gate<false, 4><<<grid, GATE_BLOCK, 0, ctx->stream>>>(*a, (int)chunk);
+        bi_cuda_launch(ctx, kda_gate<false, 4>, grid, GATE_BLOCK, 0, *a, (int)chunk);
     else
-        kda_gate<false, 1><<<grid, GATE_BLOCK, 0, ctx->stream>>>(*a, (int)chunk);
+        bi_cuda_launch(ctx, kda_gate<false, 1>, grid, GATE_BLOCK, 0, *a, (int)chunk);
     return bi_cuda_launched(ctx, BI_K_kda_gate, "kda_gate");
 }
 
@@ -113,6 +114,7 @@ static __device__ __forceinline__ float sum128(float4 o, int lane) {
 
 /* d = 128, a warp two heads at a time so that loads overlap. n_all = n_row * n_head. */
 static __global__ void __launch_bounds__(NORM_BLOCK) kda_norm_128(bi_kda_norm_args p, int64_t n_all) {
+    bi_cuda_begin();
     const int lane = (int)threadIdx.x & 31;
     const int64_t first = ((int64_t)blockIdx.x * NORM_WARPS + (threadIdx.x >> 5)) * 2;
     const float4 w = *((const float4 *)p.w + lane);
@@ -142,6 +144,7 @@ static __global__ void __launch_bounds__(NORM_BLOCK) kda_norm_128(bi_kda_norm_ar
 
 /* d = 32 J. */
 template <int J> static __global__ void __launch_bounds__(NORM_BLOCK) kda_norm_warp(bi_kda_norm_args p, int64_t n_all) {
+    bi_cuda_begin();
     const int lane = (int)threadIdx.x & 31;
     const int64_t head = (int64_t)blockIdx.x * NORM_WARPS + (threadIdx.x >> 5), at = head * p.d + lane;
     if (head >= n_all)
@@ -174,6 +177,7 @@ template <int J> static __global__ void __launch_bounds__(NORM_BLOCK) kda_norm_w
 
 /* Any d. */
 static __global__ void __launch_bounds__(NORM_BLOCK) kda_norm_block(bi_kda_norm_args p) {
+    bi_cuda_begin();
     __shared__ float shared[NORM_BLOCK];
     const int64_t head = blockIdx.x, at = head * p.d;
     float part = 0.0f;
@@ -189,7 +193,7 @@ static __global__ void __launch_bounds__(NORM_BLOCK) kda_norm_block(bi_kda_norm_
 static void launch_norm_warp(const bi_ctx *ctx, const bi_kda_norm_args *a, int64_t n_all) {
     static void (*const kernel[])(bi_kda_norm_args, int64_t) = {kda_norm_warp<1>, kda_norm_warp<2>, kda_norm_warp<3>, kda_norm_warp<4>,
                                                                 kda_norm_warp<5>, kda_norm_warp<6>, kda_norm_warp<7>, kda_norm_warp<8>};
-    kernel[a->d / 32 - 1]<<<(unsigned)bi_ceil_div(n_all, NORM_WARPS), NORM_BLOCK, 0, ctx->stream>>>(*a, n_all);
+    bi_cuda_launch(ctx, kernel[a->d / 32 - 1], (unsigned)bi_ceil_div(n_all, NORM_WARPS), NORM_BLOCK, 0, *a, n_all);
 }
 
 br_status bi_cuda_kda_norm(bi_ctx *ctx, const bi_kda_norm_args *a) {
@@ -199,10 +203,10 @@ br_status bi_cuda_kda_norm(bi_ctx *ctx, const bi_kda_norm_args *a) {
         return BR_OK;
     const int64_t n_all = (int64_t)a->n_row * a->n_head;
     if (a->d == 128 && aligned_to(a->o, 16) && aligned_to(a->w, 16) && aligned_to(a->gate, 8) && aligned_to(a->y, 8))
-        kda_norm_128<<<(unsigned)bi_ceil_div(n_all, 2 * NORM_WARPS), NORM_BLOCK, 0, ctx->stream>>>(*a, n_all);
+        bi_cuda_launch(ctx, kda_norm_128, (unsigned)bi_ceil_div(n_all, 2 * NORM_WARPS), NORM_BLOCK, 0, *a, n_all);
     else if (a->d % 32 == 0 && a->d <= NORM_D_WARP)
         launch_norm_warp(ctx, a, n_all);
     else
-        kda_norm_block<<<(unsigned)n_all, NORM_BLOCK, 0, ctx->stream>>>(*a);
+        bi_cuda_launch(ctx, kda_norm_block, (unsigned)n_all, NORM_BLOCK, 0, *a);
     return bi_cuda_launched(ctx, BI_K_kda_norm, "kda_norm");
 }

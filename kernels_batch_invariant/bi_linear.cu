@@ -18,6 +18,10 @@ size_t bi_cuda_mat_bytes(bi_form form, int32_t n_out, int32_t n_in) {
     return ((size_t)n_out * (size_t)dense_ld(n_in) * sizeof(bi_bf16) + 255) / 256 * 256;
 }
 
+int64_t bi_cuda_mat_row(int32_t n_in) {
+    return dense_ld(n_in);
+}
+
 /* Rows row .. row + n - 1 as they lie packed. */
 static void gather_rows(bi_bf16 *dst, int32_t row, int32_t n, int32_t n_in, const bi_bf16 *src, int64_t stride_out, int64_t stride_in) {
     const int32_t ld = dense_ld(n_in);

@@ -138,7 +138,7 @@ template <int N> static __global__ void __launch_bounds__(T_THREADS, 1) t_kernel
         before = a.bundle[m++].end;
     const t_bundle &bundle = a.bundle[m];
     const int32_t in_bundle = (int32_t)blockIdx.x - before, token = in_bundle % a.tokens * T_TOKENS, head = in_bundle / a.tokens;
-    stream_let_next_start();
+    bi_cuda_let_next_start();
     if (!t_wanted(a, bundle, token))
         return;
     if (threadIdx.x < T_STAGES) {

@@ -129,7 +129,7 @@ template <int N8, class ARGS> static __device__ void produce(const ARGS &a, stre
     const uint32_t leader = stream_leader();
     const uint64_t policy = stream_policy(a.grid.once);
     prefetch<N8>(a, leader);
-    stream_await_before();
+    bi_cuda_await_before();
     for (int32_t b = (int32_t)blockIdx.x; b < a.grid.n_t + a.grid.n_y; b += (int32_t)gridDim.x) {
         const stream_tile tile = tile_of(a, b, N8 * 8);
         const stream_map &map = a.map[tile.map];
@@ -152,7 +152,7 @@ template <int N8, class ARGS> static __device__ void produce(const ARGS &a, stre
             step_on(ring, a.grid.stages);
         }
     }
-    stream_let_next_start();
+    bi_cuda_let_next_start();
 }
 
 template <int NT> static __device__ __forceinline__ void clear(float (&acc)[NT][4]) {
@@ -372,7 +372,7 @@ static __global__ void __launch_bounds__(STREAM_THREADS, 2) stream_kernel(const 
         produce<N8 * PARTS>(a, ring);
         return;
     }
-    stream_await_before();
+    bi_cuda_await_before();
     consume<N8, PARTS>(a, ring);
 }
 

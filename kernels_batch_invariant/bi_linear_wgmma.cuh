@@ -110,14 +110,6 @@ static __device__ __forceinline__ uint64_t stream_policy(bool once) {
     return once ? first : usual;
 }
 
-/* The launch before this one: the next may start while this one runs; everything of the one before is done and seen. */
-static __device__ __forceinline__ void stream_let_next_start() {
-    asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
-}
-static __device__ __forceinline__ void stream_await_before() {
-    asm volatile("griddepcontrol.wait;\n" ::: "memory");
-}
-
 /* The half of a tile's descriptor that names its place, equal in all threads of a warp, and the half that all tiles share. */
 static __device__ __forceinline__ uint32_t wgmma_tile(uint32_t shared) {
     return __shfl_sync(0xffffffffu, (shared >> 4 & 0x3fff) | 1u << 16, 0);

@@ -187,7 +187,7 @@ template <int OUTS, class ARGS> static __device__ void wide_produce(const ARGS &
         if (map.n_slot == 0)
             continue;
         const wide_more more = wide_more_of(a, tile, rows, (int32_t)rank);
-        stream_await_before(); /* T */
+        bi_cuda_await_before(); /* T */
         for (int32_t i = 0; i < more.both; i++) {
             const bool there = i < more.mine;
             const CUtensorMap *x = there ? &a.slot[more.kind].t : &map.x, *w = there ? &a.slot[more.kind].b : &map.w;
@@ -241,7 +241,7 @@ template <int OUTS, class ARGS>
 static __device__ __forceinline__ void wide_chain_mixed(const ARGS &a, const wide_tile &tile, int32_t token, float (&acc)[OUTS / 8][4]) {
     const wide_map &map = a.map[tile.map];
     const dense_place place = {tile.head, token, tile.out};
-    stream_await_before();
+    bi_cuda_await_before();
     for (int32_t i = 0; i < map.n_slot; i++)
         dense_continue(map, place, a.slot[map.first_slot + i].at, map.t, acc);
 }
@@ -298,7 +298,7 @@ static __global__ void __cluster_dims__(2) __launch_bounds__(WIDE_THREADS, 1)
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;\n");
         wide_consume<OUTS>(a, epilogue, ring, rank, warp);
     }
-    stream_await_before(); /* nobody may take this launch for done while T is being made */
+    bi_cuda_await_before(); /* nobody may take this launch for done while T is being made */
     __syncwarp();
     stream_meet_pair(); /* the other block's copies and arrivals end here too */
 }

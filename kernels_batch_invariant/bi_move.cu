@@ -9,6 +9,7 @@
 enum { GATHER_CUT = 1 << 16 /* bytes of a row that one block moves */ };
 
 template <class Piece> BI_ROW_KERNEL gather_kernel(const __grid_constant__ bi_gather_args a) {
+    bi_cuda_begin();
     const int32_t from = a.row[blockIdx.x];
     if (from < 0)
         return;
@@ -31,9 +32,9 @@ br_status bi_cuda_gather(bi_ctx *ctx, const bi_gather_args *a) {
         return BR_OK;
     const dim3 grid((unsigned)a->n, (unsigned)bi_ceil_div((int64_t)a->row_bytes, GATHER_CUT));
     if (a->row_bytes % sizeof(uint4) == 0 && bi_row_wide(a->x) && bi_row_wide(a->y))
-        gather_kernel<uint4><<<grid, BI_ROW_BLOCK, 0, ctx->stream>>>(*a);
+        bi_cuda_launch(ctx, gather_kernel<uint4>, grid, BI_ROW_BLOCK, 0, *a);
     else
-        gather_kernel<uint32_t><<<grid, BI_ROW_BLOCK, 0, ctx->stream>>>(*a);
+        bi_cuda_launch(ctx, gather_kernel<uint32_t>, grid, BI_ROW_BLOCK, 0, *a);
     return bi_cuda_launched(ctx, BI_K_gather, "gather");
 }
 

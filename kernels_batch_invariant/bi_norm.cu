@@ -34,6 +34,7 @@ template <int WARPS, int WIDE> static __device__ __forceinline__ norm_row stage(
 }
 
 template <int WARPS, int WIDE> BI_ROW_KERNEL rmsnorm_kernel(const __grid_constant__ bi_norm_args a) {
+    bi_cuda_begin();
     extern __shared__ __align__(16) unsigned char shared[];
     const norm_row r = stage<WARPS, WIDE>(a, shared);
     if (r.t >= a.n_row)
@@ -62,6 +63,7 @@ template <int WARPS, int WIDE> BI_ROW_KERNEL rmsnorm_kernel(const __grid_constan
 }
 
 template <int WARPS, int WIDE> BI_ROW_KERNEL layernorm_kernel(const __grid_constant__ bi_norm_args a) {
+    bi_cuda_begin();
     extern __shared__ __align__(16) unsigned char shared[];
     const norm_row r = stage<WARPS, WIDE>(a, shared);
     if (r.t >= a.n_row)
@@ -116,7 +118,7 @@ static br_status launch(bi_ctx *ctx, const bi_norm_args *a, const norm_kernel ke
     const int wide = bi_row_wide_rows(a->x, a->x_ld, a->d) && bi_row_wide_rows(a->y, a->y_ld, a->d) && bi_row_wide(a->w) && bi_row_wide(a->b);
     const int by_warp = a->d <= NORM_WARP_D, rows = by_warp ? BI_ROW_BLOCK / 32 : 1;
     const size_t bytes = (size_t)rows * (size_t)((a->d * 2 + 15) / 16 * 16) + (by_warp ? 0 : 2 * BI_SUM_LANES * sizeof(float));
-    kernel[by_warp][wide]<<<(unsigned)bi_ceil_div(a->n_row, rows), BI_ROW_BLOCK, bytes, ctx->stream>>>(*a);
+    bi_cuda_launch(ctx, kernel[by_warp][wide], (unsigned)bi_ceil_div(a->n_row, rows), BI_ROW_BLOCK, bytes, *a);
     return bi_cuda_launched(ctx, name, op);
 }
 

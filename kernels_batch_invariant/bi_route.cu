@@ -109,6 +109,7 @@ static __device__ __forceinline__ void route_choose(const bi_route_args &a, cons
 
 template <int PER>
 static __global__ void __launch_bounds__(ROUTE_WARPS * 32) route_kernel(const bi_route_args a, const float *logits, int n_warp) {
+    bi_cuda_begin();
     extern __shared__ uint32_t route_shared[];
     const int warp = (int)threadIdx.x >> 5;
     const int32_t t = (int32_t)blockIdx.x * n_warp + warp;
@@ -134,16 +135,16 @@ static br_status launch_route(bi_ctx *ctx, const bi_route_args *a, const float *
         const int n_warp = a->n_row < ROUTE_WARPS * ctx->n_sm ? 1 : ROUTE_WARPS; /* few rows: one a block, so that all SMs work */
         const unsigned n_block = (unsigned)bi_ceil_div(a->n_row, n_warp);
         if (a->n_expert <= 256)
-            route_kernel<8><<<n_block, n_warp * 32, 0, ctx->stream>>>(*a, logits, n_warp);
+            bi_cuda_launch(ctx, route_kernel<8>, n_block, n_warp * 32, 0, *a, logits, n_warp);
         else
-            route_kernel<32><<<n_block, n_warp * 32, 0, ctx->stream>>>(*a, logits, n_warp);
+            bi_cuda_launch(ctx, route_kernel<32>, n_block, n_warp * 32, 0, *a, logits, n_warp);
         return bi_cuda_launched(ctx, BI_K_route, "route");
     }
     if (shared > ROUTE_SHARED_MAX)
         return br_fail(BR_E_LIMIT, "route: %d experts: expected at most %d", a->n_expert, (int)(ROUTE_SHARED_MAX / sizeof(uint32_t)));
     if (cudaFuncSetAttribute((const void *)route_kernel<0>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared) != cudaSuccess)
         return br_fail(BR_E_DEVICE, "route: the GPU grants no %zu bytes of shared memory", shared);
-    route_kernel<0><<<(unsigned)a->n_row, 32, shared, ctx->stream>>>(*a, logits, 1);
+    bi_cuda_launch(ctx, route_kernel<0>, (unsigned)a->n_row, 32, shared, *a, logits, 1);
     return bi_cuda_launched(ctx, BI_K_route, "route");
 }
 

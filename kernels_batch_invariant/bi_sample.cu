@@ -47,6 +47,7 @@ static __device__ __forceinline__ part part_of(const float x[SAMPLE_ENTRIES], in
 }
 
 BI_ROW_KERNEL part_kernel(const __grid_constant__ sample_run s) {
+    bi_cuda_begin();
     const int r = (int)blockIdx.y, t = s.first + r, lane = (int)threadIdx.x & 31;
     if (s.a.row_fault && s.a.row_fault[t])
         return;
@@ -100,6 +101,7 @@ static __device__ __forceinline__ float bin_scale(float max, float low) {
 }
 
 static __global__ void __launch_bounds__(SAMPLE_ROW_THREADS, 1) bound_kernel(const __grid_constant__ sample_run s) {
+    bi_cuda_begin();
     __shared__ sample_shared shared;
     const int r = (int)blockIdx.x, t = s.first + r;
     const bi_sampling set = s.a.setting[t];
@@ -229,6 +231,7 @@ static __device__ __forceinline__ int has_top_p(const sample_run &s, int r) {
 }
 
 BI_ROW_KERNEL weight_kernel(const __grid_constant__ sample_run s) {
+    bi_cuda_begin();
     __shared__ union {
         merge_shared merge;
         uint32_t bins[2][SAMPLE_BINS];
@@ -260,12 +263,14 @@ BI_ROW_KERNEL weight_kernel(const __grid_constant__ sample_run s) {
 }
 
 BI_ROW_KERNEL weight_again_kernel(const __grid_constant__ sample_run s) {
+    bi_cuda_begin();
     const int r = (int)blockIdx.y, warps = BI_ROW_BLOCK / 32;
     if (!s.row[r].skip && has_top_p(s, r))
         weigh(s, r, (int)blockIdx.x * warps + (int)threadIdx.x / 32, (int)gridDim.x * warps, NULL);
 }
 
 static __global__ void __launch_bounds__(SAMPLE_ROW_THREADS, 1) top_p_kernel(const __grid_constant__ sample_run s) {
+    bi_cuda_begin();
     __shared__ sample_shared shared;
     const int r = (int)blockIdx.x;
     if (s.row[r].skip || !has_top_p(s, r))
@@ -395,6 +400,7 @@ static __device__ __forceinline__ float kept_logprob(const sample_row &row, floa
 }
 
 static __global__ void __launch_bounds__(SAMPLE_ROW_THREADS, 1) draw_kernel(const __grid_constant__ sample_run s) {
+    bi_cuda_begin();
     __shared__ sample_shared shared;
     const bi_sample_args &a = s.a;
     const int r = (int)blockIdx.x, t = s.first + r;
@@ -464,17 +470,17 @@ static br_status sample_rows(bi_ctx *ctx, const sample_run *s, int32_t n) {
     int64_t pieces = bi_ceil_div(16 * (int64_t)ctx->n_sm, n);
     pieces = pieces > most ? most : pieces < least ? least : pieces;
     const unsigned again = (unsigned)(most < 8 ? most : 8), n_row = (unsigned)n;
-    part_kernel<<<dim3((unsigned)pieces, n_row), BI_ROW_BLOCK, 0, ctx->stream>>>(*s);
+    bi_cuda_launch(ctx, part_kernel, dim3((unsigned)pieces, n_row), BI_ROW_BLOCK, 0, *s);
     BR_TRY(bi_cuda_launched(ctx, BI_K_sample, "sample"));
-    bound_kernel<<<n_row, SAMPLE_ROW_THREADS, 0, ctx->stream>>>(*s);
+    bi_cuda_launch(ctx, bound_kernel, n_row, SAMPLE_ROW_THREADS, 0, *s);
     BR_TRY(bi_cuda_launched(ctx, BI_K_sample, "sample"));
-    weight_kernel<<<dim3((unsigned)pieces + 1, n_row), BI_ROW_BLOCK, 0, ctx->stream>>>(*s);
+    bi_cuda_launch(ctx, weight_kernel, dim3((unsigned)pieces + 1, n_row), BI_ROW_BLOCK, 0, *s);
     BR_TRY(bi_cuda_launched(ctx, BI_K_sample, "sample"));
-    top_p_kernel<<<n_row, SAMPLE_ROW_THREADS, 0, ctx->stream>>>(*s);
+    bi_cuda_launch(ctx, top_p_kernel, n_row, SAMPLE_ROW_THREADS, 0, *s);
     BR_TRY(bi_cuda_launched(ctx, BI_K_sample, "sample"));
-    weight_again_kernel<<<dim3(again, n_row), BI_ROW_BLOCK, 0, ctx->stream>>>(*s);
+    bi_cuda_launch(ctx, weight_again_kernel, dim3(again, n_row), BI_ROW_BLOCK, 0, *s);
     BR_TRY(bi_cuda_launched(ctx, BI_K_sample, "sample"));
-    draw_kernel<<<n_row, SAMPLE_ROW_THREADS, 0, ctx->stream>>>(*s);
+    bi_cuda_launch(ctx, draw_kernel, n_row, SAMPLE_ROW_THREADS, 0, *s);
     return bi_cuda_launched(ctx, BI_K_sample, "sample");
 }
 

@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 #define BR_VERSION_TEXT "0.1.0"
-#define BR_ABI_VERSION 2
+#define BR_ABI_VERSION 3
 
 /* Values are pinned: gaps are for later errors of the same kind. */
 typedef enum br_status {
@@ -94,6 +94,33 @@ br_status br_engine_adapter_digest(const br_engine *engine, const char *name, br
  * generated adapter the values count, not the recipe. Reads all of it, and allocates while it runs. */
 br_status br_engine_adapter_live_digest(br_engine *engine, const char *name, br_digest *out);
 
+/* Other base weights from memory: every tensor of the checkpoint is staged in as much host memory as it takes, checked whole, and put where the old
+ * ones lie. begin, chunk .., end, commit; a chunk or end that is refused drops what came. Calls belong to the engine's thread, between polls;
+ * one that is not of the state is BR_E_ARG. An engine that was opened on MXFP4 experts takes MXFP4 experts, one on bf16 experts bf16. */
+typedef struct br_base br_base;
+/* model_dir: of an equal config.json; its headers say which tensors there are. *out is closed before the engine, NULL on error: those of open. */
+br_status br_base_open(br_engine *engine, const char *model_dir, br_base **out);
+void br_base_close(br_base *base); /* NULL is a no-op; what is staged is dropped */
+enum { BR_BASE_NAME_BYTES = 160, BR_BASE_DIM_MAX = 4 };
+typedef struct br_base_tensor {
+    char name[BR_BASE_NAME_BYTES]; /* as in the files */
+    char dtype[8];                 /* "BF16", "F32", "U8" */
+    int32_t n_dim;
+    int64_t dim[BR_BASE_DIM_MAX];
+    uint64_t n_byte;
+} br_base_tensor;
+int64_t br_base_count(const br_base *base);
+br_status br_base_tensor_at(const br_base *base, int64_t tensor, br_base_tensor *out); /* BR_E_ARG: no such number */
+br_status br_base_find(const br_base *base, const char *name, int64_t *tensor);        /* BR_E_NOT_FOUND */
+br_status br_base_begin(br_base *base); /* takes the memory; BR_E_NOMEM */
+/* Tensors in any order, each in chunks of rising offset without gaps, read before it returns. BR_E_FORMAT: out of range, overlapping, a gap. */
+br_status br_base_chunk(br_base *base, int64_t tensor, uint64_t offset, const void *bytes, size_t n);
+/* BR_E_FORMAT: a tensor is not whole, NaN or Inf. BR_E_MISMATCH: the digest (that of br_engine_weights_digest) is another. */
+br_status br_base_end(br_base *base, br_digest expected);
+/* BR_E_LIMIT while a request has not ended: what is staged stays. Every other error as in br_engine_reload; the stage is dropped. */
+br_status br_base_commit(br_base *base);
+void br_base_abort(br_base *base); /* also when there is nothing to abort */
+
 enum { BR_STOP_MAX = 16, BR_TOP_LOGPROBS_MAX = 20, BR_UID_BYTES_MAX = 255 };
 
 #define BR_UNSCORED 0x7fc00000u /* bits in the place of a log-prob that was not computed */
@@ -123,6 +150,8 @@ typedef struct br_request {
     uint64_t seed;
     const char *adapter; /* NULL or "base": no adapter */
     br_sampling sampling;
+    int32_t score_from;  /* 0: tokens are sampled. 1 .. n_prompt - 1: none is; the prompt's own tokens from this position on are handed out
+                          * in order, each with its log-probs. Of sampling only temperature and entropy count then */
 } br_request;
 
 typedef enum br_stop_reason {
@@ -133,14 +162,14 @@ typedef enum br_stop_reason {
     BR_STOP_ERROR = 4
 } br_stop_reason;
 
-/* One sampled token. Log-probs are the bits of binary32 numbers. */
+/* One token, sampled or scored. Log-probs are the bits of binary32 numbers. */
 typedef struct br_token {
     uint64_t request;
     int32_t token;
     int32_t position;      /* in the sequence, prompt included */
     uint32_t logprob;      /* full softmax of logits / temperature: the one that trainers mean */
     uint32_t logprob_raw;  /* at temperature 1 */
-    uint32_t logprob_kept; /* over what the filters kept */
+    uint32_t logprob_kept; /* over what the filters kept; BR_UNSCORED of a scored one */
     uint32_t entropy;      /* BR_UNSCORED unless asked for */
     int32_t last;          /* 1: the sequence ends with this token */
     br_stop_reason stop;   /* meaningful when last */
@@ -151,7 +180,7 @@ typedef struct br_top_logprob {
     uint32_t logprob;
 } br_top_logprob;
 
-/* Queues a request. Errors: BR_E_ARG (token out of range, empty prompt, bad settings), BR_E_NOT_FOUND (adapter),
+/* Queues a request. Errors: BR_E_ARG (token out of range, empty prompt, bad settings or score_from), BR_E_NOT_FOUND (adapter),
  * BR_E_CAPACITY (prompt and max_new can never fit), BR_E_LIMIT (queue full: poll first). Never blocks. */
 br_status br_submit(br_engine *engine, const br_request *request, uint64_t *id);
 br_status br_abort(br_engine *engine, uint64_t id); /* its last token, BR_STOP_ABORT, is handed out by the next poll */
@@ -223,7 +252,19 @@ br_status br_swap_begin(br_engine *engine, const char *adapter, int64_t version,
 /* Tensors in any order, one after the other, each in chunks of rising offset without gaps; bytes are read before the call returns.
  * BR_E_FORMAT: out of range, overlapping, a gap, a tensor twice or left in the middle, NaN or Inf. */
 br_status br_swap_chunk(br_engine *engine, const char *adapter, int64_t tensor, uint64_t offset, const void *bytes, size_t n);
-/* BR_E_FORMAT: a tensor is missing, or no B has an effect. BR_E_MISMATCH: the digest (that of br_engine_adapter_digest) is another. */
+/* The same without a copy through the host: a whole tensor in GPU memory of another process of this machine, which has to keep it as it is
+ * until the end was answered. Only on cuda. BR_E_NOT_FOUND, BR_E_UNSUPPORTED: cannot be opened here; send the bytes, begin anew. */
+enum { BR_IPC_HANDLE_BYTES = 64 };
+typedef struct br_ipc {
+    uint8_t handle[BR_IPC_HANDLE_BYTES]; /* of the allocation, as CUDA makes it */
+    uint64_t offset;                     /* bytes from its base to the tensor */
+} br_ipc;
+int32_t br_swap_takes_ipc(const br_engine *engine); /* 1: on cuda, with swap_rank */
+br_status br_swap_ipc(br_engine *engine, const char *adapter, int64_t tensor, const br_ipc *from);
+/* The other side, which needs no engine: of an address of its own in GPU memory from cudaMalloc. Errors as above. */
+br_status br_ipc_export(const void *gpu_memory, br_ipc *out);
+/* BR_E_FORMAT: a tensor is missing, no B has an effect, or, on cuda, which looks at values where they lie, NaN or Inf. BR_E_MISMATCH: the
+ * digest (that of br_engine_adapter_digest) is another. */
 br_status br_swap_end(br_engine *engine, const char *adapter, br_digest expected);
 /* BR_E_LIMIT: in-flight, and a request has BR_VERSION_RUN_MAX versions already; the version stays prepared. */
 br_status br_swap_commit(br_engine *engine, const char *adapter, int64_t version, br_swap_mode mode, br_swap_answer *answer);
@@ -231,6 +272,7 @@ br_status br_swap_abort(br_engine *engine, const char *adapter); /* also when th
 /* begin to end in one call. From a folder the manifest is the folder's from then on. value (n_tensor) of the manifest, 2-byte aligned;
  * expected NULL: any digest. After DONE the version is prepared. */
 br_status br_swap_from_folder(br_engine *engine, const char *adapter, const char *dir, int64_t version, uint32_t flags, br_swap_answer *answer);
+/* On cuda a value may lie in the host's memory or on the GPU; from page-locked memory it is read without a copy on the host. */
 br_status br_swap_from_memory(br_engine *engine, const char *adapter, const uint16_t *const *value, int64_t n_tensor,
                               const br_digest *expected, int64_t version, uint32_t flags, br_swap_answer *answer);
 
@@ -264,6 +306,7 @@ typedef struct br_report {
     int64_t n_seq, n_tok;  /* sequences; tokens generated or scored */
     int64_t n_error;       /* requests that ended in error */
     double seconds;        /* of the run itself, loading excluded */
+    double forward_seconds; /* score: of these, from a pack's tokens to its log-probs on the host; files are not in it */
     br_digest weights_digest, contract_digest, logprob_digest;
     int32_t n_adapter;
     const char **adapter_name;
@@ -274,6 +317,7 @@ typedef struct br_report {
     int64_t max_ulp;
     double k1, k3; /* mean log-ratio and mean exp(r) - 1 - r */
     char *text;    /* lines for the reader: errors by request, tables, histograms; may be NULL */
+    char *summary; /* the one line that says it all, of a job that words it itself; may be NULL */
 } br_report;
 
 void br_report_free(br_report *report);
@@ -318,13 +362,18 @@ typedef struct br_score_options {
 br_status br_job_score(const br_score_options *options, const br_watch *watch, br_report *report);
 
 br_status br_job_parity(const char *path_a, const char *path_b, br_report *report);
+/* The same of files of any stacks, as bitroll.importers write them, or ours: no digests are compared, and the report's text says what
+ * simple mistake would explain the differences. BR_E_ARG: the files hold log-probs of different kinds or temperatures. */
+br_status br_job_parity_foreign(const char *path_a, const char *path_b, br_report *report);
 
 typedef struct br_verify_options {
     br_engine_options engine; /* model_dir NULL: replay the hash chain only */
     const char *path;
-    int32_t n_recompute;      /* sequences to compute again, drawn by seed */
+    int32_t n_recompute;      /* sequences to compute again, drawn by seed [4; of a ledger all]; of a ledger as many a step */
     uint64_t seed;
 } br_verify_options;
+/* A rollout file, or the ledger of a training run (bitroll_ledger.h). With a model, of a ledger the steps are computed again whose adapter
+ * is among those given, scored only: a run on a GPU can be checked on any machine. */
 br_status br_job_verify(const br_verify_options *options, const br_watch *watch, br_report *report);
 
 /* Lines are handed out one at a time, sorted by (sequence, position, layer, stage). */

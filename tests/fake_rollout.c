@@ -128,12 +128,12 @@ const char *fake_path(const char *name) {
     return path[i];
 }
 
-br_status fake_replay(const char *path, ledger_result *out) {
+br_status fake_replay(const char *path, rollout_replay *out) {
     rollout_reader *r;
     memset(out, 0, sizeof *out);
     out->first_seq = -1;
     BR_TRY(rollout_open(path, &r));
-    br_status status = ledger_check(r, out);
+    br_status status = rollout_replay_check(r, out);
     rollout_reader_close(r);
     return status;
 }

@@ -2,7 +2,7 @@
 #ifndef FAKE_ROLLOUT_H
 #define FAKE_ROLLOUT_H
 
-#include "ledger.h"
+#include "rollout_replay.h"
 #include "rollout_file.h"
 
 enum { FAKE_TOK_MAX = 48, FAKE_TOP = 3 };
@@ -27,7 +27,7 @@ void fake_write(const char *path, const rollout_meta *meta, const int *order, in
 /* "name" in the folder of the test; the text stays. At most a few names a test. */
 const char *fake_path(const char *name);
 /* Opens and replays the ledger; the status of whichever refuses first. */
-br_status fake_replay(const char *path, ledger_result *out);
+br_status fake_replay(const char *path, rollout_replay *out);
 /* Fails the running test when the two differ in any field or slot. */
 void fake_expect_equal(const rollout_meta *meta, const rollout_seq *a, const rollout_seq *b);
 

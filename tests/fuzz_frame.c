@@ -18,6 +18,16 @@ static void try_decoder(const tb_spec *spec, const unsigned char *payload, size_
     tb_buffer_close(&out);
 }
 
+static br_status describe(void *context, tb_text adapter, tb_buffer *raw, uint32_t *n_tensor) {
+    const tb_tensor t = {.name = tb_text_of("a"), .dtype = TB_BF16, .kind = TB_LORA_A};
+    (void)context;
+    if (adapter.n > 8)
+        return br_fail(BR_E_NOT_FOUND, "no such adapter");
+    tb_tensor_add(raw, &t);
+    *n_tensor = 1;
+    return BR_OK;
+}
+
 static br_status manifest(void *context, const tb_manifest *m) {
     tb_tensor t;
     uint32_t n = 0;
@@ -59,12 +69,18 @@ static br_status submit(void *context, const tb_gen_req *request, uint64_t *id) 
     return br_fail(BR_E_ARG, "refused");
 }
 
-static const tb_weights_ops weights = {NULL, manifest, ws_begin, ws_chunk, ws_end, ws_commit, ws_abort};
-static const tb_engine_ops engine = {.submit = submit};
+static const tb_weights_ops weights = {NULL, manifest, ws_begin, ws_chunk, ws_end, ws_commit, ws_abort, NULL, describe, NULL};
+static br_status score(void *context, const tb_score_req *request, uint64_t *id) {
+    (void)context, (void)request, (void)id;
+    return br_fail(BR_E_ARG, "refused");
+}
+
+static const tb_engine_ops engine = {.submit = submit, .score = score};
 
 /* The bytes as events: type, version, length, payload. Headers are sealed, so that what is behind them is reached. */
 static void try_session(const uint8_t *data, size_t size) {
-    const tb_session_options o = {.channel = {.me = {.abi = 1}, .dead_ms = 1000, .grant_bytes = 1 << 20}, .weights = &weights, .engine = &engine};
+    const tb_session_options o = {.channel = {.me = {.abi = 1}, .dead_ms = 1000, .grant_bytes = 1 << 20}, .weights = &weights,
+                                  .full = &weights, .engine = &engine};
     static unsigned char *block;
     tb_session *s;
     tb_header h;

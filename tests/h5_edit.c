@@ -111,19 +111,23 @@ void h5_edit_attribute_flip(const char *path, const char *name, size_t byte, int
     with_attribute(path, name, 1, flip_bit, &f);
 }
 
+void h5_edit_attribute_add(const char *path, const char *name, const char *text) {
+    hid_t file = open_file(path), type = H5Tcopy(H5T_C_S1), space = H5Screate(H5S_SCALAR);
+    H5Tset_size(type, strlen(text) + 1);
+    hid_t attribute = H5Acreate2(file, name, type, space, H5P_DEFAULT, H5P_DEFAULT);
+    ck_assert(H5Awrite(attribute, type, text) >= 0);
+    H5Aclose(attribute);
+    H5Sclose(space);
+    H5Tclose(type);
+    ck_assert(H5Fclose(file) >= 0);
+}
+
 void h5_edit_attribute_set(const char *path, const char *name, const char *text) {
     hid_t file = open_file(path);
     ck_assert(H5Adelete(file, name) >= 0);
-    if (text) {
-        hid_t type = H5Tcopy(H5T_C_S1), space = H5Screate(H5S_SCALAR);
-        H5Tset_size(type, strlen(text) + 1);
-        hid_t attribute = H5Acreate2(file, name, type, space, H5P_DEFAULT, H5P_DEFAULT);
-        ck_assert(H5Awrite(attribute, type, text) >= 0);
-        H5Aclose(attribute);
-        H5Sclose(space);
-        H5Tclose(type);
-    }
     ck_assert(H5Fclose(file) >= 0);
+    if (text)
+        h5_edit_attribute_add(path, name, text);
 }
 
 void h5_edit_unlink(const char *path, const char *dataset) {

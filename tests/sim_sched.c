@@ -77,6 +77,12 @@ static void draw_request(dice *d, const sim_case *c, sim_request *r, const sim_r
     r->abort_step = between(d, 0, 9) ? -1 : r->arrival + between(d, 0, 12);
     r->abort_inside = between(d, 0, 1);
     r->fail_pos = between(d, 0, 9) ? -1 : between(d, 0, n_prompt + r->max_new - 2);
+    if (n_prompt > 1 && between(d, 0, 3) == 0) {
+        r->score_from = between(d, 1, n_prompt - 1);
+        r->max_new = 0;
+    } else {
+        r->score_from = 0;
+    }
 }
 
 void sim_case_draw(uint64_t seed, sim_case *out) {
@@ -97,6 +103,7 @@ typedef enum phase { COMING, HELD, OVER } phase;
 typedef struct mirror { /* what the simulator knows about a request by itself */
     phase phase;
     int32_t started, n_tok;
+    int32_t next_row; /* of a scored one: the first that is asked for and not computed */
     int32_t token[SIM_TOK_MAX];
     uint64_t prefix[SIM_TOK_MAX + 1]; /* prefix[i]: hash of its first i tokens under its root */
 } mirror;
@@ -215,9 +222,16 @@ static int check_segment(sim *s, const sched_seg *seg) {
     if (seg->slot < 0 || seg->slot >= s->c->opt.n_seq_max || seg->pos < 0 || seg->n_tok < 1 || end > m->n_tok ||
         seg->sample != (end == m->n_tok) || seg->adapter != s->c->request[seg->id].root)
         return found(s, "request %d: segment %d + %d of %d tokens", (int)seg->id, seg->pos, seg->n_tok, m->n_tok);
+    if (s->c->request[seg->id].score_from && seg->pos > m->next_row)
+        return found(s, "request %d: row %d is asked for, the segment begins at %d", (int)seg->id, m->next_row, seg->pos);
     if (memcmp(seg->token, m->token + seg->pos, sizeof *m->token * (size_t)seg->n_tok))
         return found(s, "request %d: tokens from %d are not its own", (int)seg->id, seg->pos);
     return check_prefix(s, seg);
+}
+
+/* Positions before the first row that is asked for. */
+static int32_t prefix_of(const sim_request *r) {
+    return (r->score_from ? r->score_from : r->n_prompt) - 1;
 }
 
 /* Older requests that never ran may only be passed by while an older one with an equal prompt is on its way. */
@@ -229,8 +243,8 @@ static int check_start(sim *s, int32_t id) {
             continue;
         for (int32_t k = 0; k < i; k++) {
             const sim_request *r = &s->c->request[k];
-            excused |= s->m[k].phase == HELD && s->m[k].started && r->n_prompt == late->n_prompt && r->root == late->root &&
-                       memcmp(r->token, late->token, sizeof r->token[0] * (size_t)(r->n_prompt - 1)) == 0;
+            excused |= s->m[k].phase == HELD && s->m[k].started && prefix_of(r) == prefix_of(late) && r->root == late->root &&
+                       memcmp(r->token, late->token, sizeof r->token[0] * (size_t)prefix_of(r)) == 0;
         }
         if (!excused || !s->c->opt.prefix_cache)
             return found(s, "request %d starts before request %d", id, i);
@@ -288,6 +302,13 @@ static void decide(sim *s, const sched_seg *seg, sched_outcome *out) {
             m->phase = OVER;
             s->report->n_failed++;
         }
+        return;
+    }
+    if (r->score_from) {
+        m->next_row = seg->pos + seg->n_tok > m->next_row ? seg->pos + seg->n_tok : m->next_row;
+        out->verdict = m->next_row == r->n_prompt - 1 ? SCHED_END : SCHED_GO_ON;
+        m->phase = out->verdict == SCHED_END ? OVER : HELD;
+        s->report->n_ended += out->verdict == SCHED_END;
         return;
     }
     if (!seg->sample)
@@ -353,7 +374,7 @@ static int submit_due(sim *s, int32_t *next) {
         mirror *m = &s->m[*next];
         uint64_t root = s->fault == SIM_FAULT_SHARED_ROOT ? 0 : (uint64_t)r->root;
         sched_request request = {.id = (uint64_t)*next, .token = r->token, .n_prompt = r->n_prompt, .max_new = r->max_new,
-                                 .adapter = r->root, .root = {.lo = 7, .hi = root}};
+                                 .score_from = r->score_from, .adapter = r->root, .root = {.lo = 7, .hi = root}};
         br_status status = sched_submit(s->sched, &request);
         if (status == BR_E_LIMIT && sched_n_left(s->sched) == s->c->opt.n_queue_max)
             return 1;
@@ -363,7 +384,8 @@ static int submit_due(sim *s, int32_t *next) {
         m->phase = HELD;
         m->n_tok = 0;
         m->prefix[0] = test_mix((uint64_t)r->root + 99);
-        for (int32_t i = 0; i < r->n_prompt; i++)
+        m->next_row = prefix_of(r);
+        for (int32_t i = 0; i < r->n_prompt - (r->score_from > 0); i++)
             append(m, r->token[i]);
     }
     return 1;
@@ -410,8 +432,10 @@ static int step(sim *s) {
 /* Far above what any schedule needs, so a run that reaches it makes no progress. */
 static int32_t step_bound(const sim_case *c) {
     int32_t bound = 100;
-    for (int32_t i = 0; i < c->n_request; i++)
-        bound += 4 * (c->request[i].n_prompt + c->request[i].max_new) * (c->opt.preempt_every ? c->request[i].max_new : 1);
+    for (int32_t i = 0; i < c->n_request; i++) {
+        const int32_t n_new = c->request[i].score_from ? 1 : c->request[i].max_new;
+        bound += 4 * (c->request[i].n_prompt + n_new) * (c->opt.preempt_every ? n_new : 1);
+    }
     return bound;
 }
 

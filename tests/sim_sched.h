@@ -15,6 +15,7 @@ enum { SIM_REQUEST_MAX = 10, SIM_TOK_MAX = 320, SIM_PAGE_MAX = 48, SIM_STATE_MAX
 typedef struct sim_request {
     int32_t token[SIM_TOK_MAX];
     int32_t n_prompt, max_new;
+    int32_t score_from;   /* 0: sampled; else the prompt is scored from there on, max_new is 0 */
     int32_t root;         /* which of the case's roots */
     int32_t arrival;      /* the step before whose plan it is submitted (later when the queue is full) */
     int32_t abort_step;   /* aborted at this step, -1 never */

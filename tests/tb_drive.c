@@ -82,6 +82,7 @@ void open_session(uint64_t live) {
     CHECK_OK(tb_session_open(&o, &worker.session));
     now = 1000;
     sequence = 0;
+    moved = TB_W_ADAPTER;
     forget();
     tb_session_connect(worker.session, now);
 }
@@ -97,11 +98,12 @@ void greet(void) {
 }
 
 uint64_t manifest_hash;
+uint32_t moved;
 
 void give_manifest(void) {
     tb_buffer raw = {0}, payload = {0};
     tb_message m;
-    fake_manifest(&raw, &m);
+    fake_manifest(moved, &raw, &m);
     tb_message_encode(TB_MANIFEST, &m, &payload);
     manifest_hash = br_hash_xxh64(payload.bytes, payload.n);
     give(TB_MANIFEST, 0, 0, &m);
@@ -110,7 +112,7 @@ void give_manifest(void) {
 }
 
 void give_begin(uint64_t version, uint32_t flags) {
-    const tb_message m = {.w_begin = {.flags = flags, .kind = TB_W_ADAPTER, .manifest = manifest_hash}};
+    const tb_message m = {.w_begin = {.flags = flags, .kind = moved, .manifest = manifest_hash}};
     give(TB_W_BEGIN, version, 0, &m);
 }
 
@@ -133,7 +135,13 @@ void give_whole(uint64_t version) {
 
 void give_request(uint64_t id, const char *uid, uint32_t max_new, uint32_t flags, uint32_t first_token) {
     const uint32_t prompt[2] = {first_token, 2};
-    give(TB_GEN_REQ, 0, id, &(tb_message){.gen_req = {.flags = flags, .max_new = max_new, .uid = tb_text_of(uid), .prompt = {prompt, 2}}});
+    give(TB_GEN_REQ, 0, id, &(tb_message){.gen_req = {.flags = flags, .max_new = max_new, .uid = tb_text_of(uid),
+                                                       .adapter = tb_text_of("policy"), .prompt = {prompt, 2}}});
+}
+
+void give_score(uint64_t id, const char *adapter, uint32_t first_asked, uint32_t n_tok) {
+    static const uint32_t token[64] = {3, 1, 4};
+    give(TB_SCORE_REQ, 0, id, &(tb_message){.score_req = {.first_asked = first_asked, .adapter = tb_text_of(adapter), .token = {token, n_tok}}});
 }
 
 /* An open session with version LIVE serving, in a state of its weights on the way to NEXT. */

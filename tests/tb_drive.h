@@ -35,11 +35,13 @@ void greet(void);
 void reach(tb_weights_state to);
 
 void credit(uint32_t bytes);
+extern uint32_t moved; /* kind of the weights that the calls below are about: TB_W_ADAPTER, until a test says another */
 void give_manifest(void);
 void give_begin(uint64_t version, uint32_t flags);
 void give_chunk(uint64_t version, uint64_t tensor, uint64_t offset, const void *bytes, uint64_t n);
 void give_end(uint64_t version);
 void give_whole(uint64_t version); /* both tensors */
-void give_request(uint64_t id, const char *uid, uint32_t max_new, uint32_t flags, uint32_t first_token);
+void give_request(uint64_t id, const char *uid, uint32_t max_new, uint32_t flags, uint32_t first_token); /* under "policy" */
+void give_score(uint64_t id, const char *adapter, uint32_t first_asked, uint32_t n_tok);
 
 #endif

@@ -84,6 +84,22 @@ static int half_a_payload(rig_peer *p) {
     return rig_say_raw(p, head, payload, 50);
 }
 
+/* Two frames in one batch, the second without its end. */
+static int half_in_a_batch(rig_peer *p) {
+    unsigned char frames[2 * TB_HEADER_BYTES + 100] = {0};
+    tb_header h;
+    rig_head(p, TB_HEARTBEAT, 0, NULL, 0, &h, frames);
+    rig_head(p, TB_W_CHUNK, 1, frames + 2 * TB_HEADER_BYTES, 100, &h, frames + TB_HEADER_BYTES);
+    return rig_say_batch(p, &(tb_batch){frames, sizeof frames - 50, NULL, 0});
+}
+
+static int half_a_header(rig_peer *p) {
+    unsigned char frame[TB_HEADER_BYTES];
+    tb_header h;
+    rig_head(p, TB_HEARTBEAT, 0, NULL, 0, &h, frame);
+    return rig_say_batch(p, &(tb_batch){frame, sizeof frame / 2, NULL, 0});
+}
+
 static int act_half_and_gone(rig_peer *p) {
     const int sent = half_a_payload(p);
     rig_peer_close(p);
@@ -191,7 +207,7 @@ static int manifest_with(rig_peer *p, const char *name, uint64_t dim) {
     tb_message m;
     tb_tensor t;
     uint64_t at = 0;
-    fake_manifest(&raw, &m);
+    fake_manifest(TB_W_ADAPTER, &raw, &m);
     for (int i = 0; tb_tensor_next(&m.manifest.tensors, &at, &t); i++) {
         if (i == 1 && name)
             t.name = tb_text_of(name);
@@ -208,6 +224,35 @@ static int manifest_with(rig_peer *p, const char *name, uint64_t dim) {
 
 static int act_misnamed(rig_peer *p) { return manifest_with(p, "layers.0.q_proj.lora_C.weight", 0); }
 static int act_other_shape(rig_peer *p) { return manifest_with(p, NULL, 9); }
+
+/* ---- scores and full weights ----------------------------------------------------------------------------------------------- */
+
+static int act_score_held(rig_peer *p) { return rig_say_request(p, 1, "hold", 4, TB_CERTIFY) && rig_say_score(p, 2, "policy"); }
+static int act_score_base(rig_peer *p) { return rig_say_request(p, 1, "hold", 4, TB_CERTIFY) && rig_say_score(p, 2, ""); }
+static int act_score_twice(rig_peer *p) { return rig_say_score(p, 1, "hold") && rig_say_score(p, 1, "hold"); }
+
+/* "policy" again, once what it would certify is aborted. */
+static int act_score_free(rig_peer *p) {
+    return act_score_held(p) && rig_expect(p, TB_SCORE_DONE, 2000) && rig_say(p, TB_GEN_ABORT, 0, 1, NULL) &&
+           rig_say(p, TB_PAUSE, 0, 0, &(tb_message){.pause = {.mode = TB_DRAIN}}) && rig_expect(p, TB_STATS, 2000) &&
+           rig_say(p, TB_RESUME, 0, 0, NULL) && rig_expect(p, TB_STATS, 2000) && rig_say_score(p, 3, "policy");
+}
+
+static int act_score_abort(rig_peer *p) { return rig_say_score(p, 1, "hold") && rig_say(p, TB_GEN_ABORT, 0, 1, NULL); }
+
+static int act_release_score(rig_peer *p) {
+    return rig_say_score(p, 1, "hold") && rig_say(p, TB_GEN_RELEASE, 0, 1, &(tb_message){.gen_release = {{1, 1}}});
+}
+
+static int act_score_too_many(rig_peer *p) {
+    int sent = 1;
+    for (uint64_t id = 1; id <= 9; id++)
+        sent = sent && rig_say_score(p, id, "hold");
+    return sent;
+}
+
+static int act_full(rig_peer *p) { return rig_say_full(p, 1, 0); }
+static int act_full_initial(rig_peer *p) { return rig_say_full(p, 0, TB_INITIAL); }
 
 /* ---- the table ----------------------------------------------------------------------------------------------------------- */
 
@@ -227,6 +272,12 @@ enum { SOON = 3000, GONE = RIG_DEAD_MS - 300 /* found by the stream's end, not b
 /* A transfer that is refused: the connection goes on, version 0 serves. */
 #define REFUSED(name, act, state, code) {name, act, state, TB_W_NACK, code, TB_IDLE, 0, 0, SOON, OVER_ALL}
 
+/* A score is answered by its own status; what the weights do is not its affair. */
+#define SCORED(name, act, status) \
+    {name, act, AT_IDLE, TB_SCORE_DONE, status, TB_IDLE, 0, 0, SOON, OVER_ALL}, \
+    {name, act, AT_RECEIVING, TB_SCORE_DONE, status, TB_RECEIVING, 0, 0, SOON, OVER_ALL}, \
+    {name, act, AT_PREPARED, TB_SCORE_DONE, status, TB_PREPARED, 0, 0, SOON, OVER_ALL}
+
 const tb_fault tb_faults[] = {
     ALL_STATES("a flipped bit in the header", act_flip_header, TB_BAD_CRC, OVER_ALL),
     ALL_STATES("no magic", act_magic, TB_BAD_MAGIC, OVER_ALL),
@@ -234,6 +285,8 @@ const tb_fault tb_faults[] = {
     ALL_STATES("a payload above the cap", act_too_long, TB_BAD_LENGTH, OVER_ALL),
     ALL_STATES("a payload with another hash", act_flip_payload, TB_BAD_HASH, OVER_ALL),
     ALL_STATES("half a payload", half_a_payload, TB_TRUNCATED, OVER_LOOPBACK | OVER_MPI),
+    OPEN_STATES("half a payload in a batch", half_in_a_batch, TB_TRUNCATED, OVER_LOOPBACK | OVER_MPI),
+    ALL_STATES("half a header", half_a_header, TB_TRUNCATED, OVER_LOOPBACK | OVER_MPI),
     ENDS("half a payload, then gone", act_half_and_gone, 0, 4, GONE, OVER_SOCKET),
     OPEN_STATES("a frame twice", act_repeat, TB_BAD_SEQUENCE, OVER_ALL),
     ALL_STATES("a frame missing", act_gap, TB_BAD_SEQUENCE, OVER_ALL),
@@ -275,6 +328,18 @@ const tb_fault tb_faults[] = {
     REFUSED("abort of nothing", act_abort, AT_IDLE, TB_ABORTED),
     REFUSED("abort while receiving", act_abort, AT_RECEIVING, TB_ABORTED),
     REFUSED("abort when prepared", act_abort, AT_PREPARED, TB_ABORTED),
+    OPEN_STATES("a scored request twice", act_score_twice, TB_BAD_STATE, OVER_ALL),
+    OPEN_STATES("a certificate of a scored request", act_release_score, TB_BAD_STATE, OVER_ALL),
+    OPEN_STATES("scores above the credit", act_score_too_many, TB_NO_CREDIT, OVER_ALL),
+    SCORED("a score beside its certificate", act_score_held, BR_E_LIMIT),
+    SCORED("a score of the base beside it", act_score_base, BR_OK),
+    SCORED("a score when it is aborted", act_score_free, BR_OK),
+    SCORED("an abort of a score", act_score_abort, BR_E_ABORTED),
+    REFUSED("full weights by no manifest", act_full, AT_IDLE, TB_BAD_STATE),
+    REFUSED("full weights into a transfer", act_full, AT_RECEIVING, TB_BAD_STATE),
+    REFUSED("full weights when prepared", act_full, AT_PREPARED, TB_BAD_STATE),
+    REFUSED("full weights that are INITIAL", act_full_initial, AT_IDLE, TB_BAD_VERSION),
+    {"full weights after COMMIT", act_full, AT_COMMITTING, TB_W_NACK, TB_BUSY, TB_COMMITTING, 1, 0, SOON, OVER_ALL},
     {"abort after COMMIT", act_abort, AT_COMMITTING, TB_W_NACK, TB_BUSY, TB_COMMITTING, 1, 0, SOON, OVER_ALL},
     {"W_BEGIN after COMMIT", act_begin, AT_COMMITTING, TB_W_NACK, TB_BUSY, TB_COMMITTING, 1, 0, SOON, OVER_ALL},
     {"COMMIT twice", act_commit_twice, AT_PREPARED, TB_W_COMMITTED, 0, TB_IDLE, 1, 0, SOON, OVER_ALL},
@@ -294,7 +359,8 @@ static int answered(rig_peer *p, const tb_fault *f, char *text, size_t n_text) {
         return f->answer == 0;
     }
     const int type = p->frame->header.type;
-    const int code = type == TB_ERROR ? (int)p->message.error.code : type == TB_W_NACK ? (int)p->message.w_nack.code : 0;
+    const int code = type == TB_ERROR ? (int)p->message.error.code : type == TB_W_NACK ? (int)p->message.w_nack.code
+                     : type == TB_SCORE_DONE ? (int)p->message.score_done.status : 0;
     if (type == f->answer && code == f->code)
         return 1;
     snprintf(text, n_text, "answered %s, code %d, after %lld ms: expected %s, code %d", tb_type_name((uint32_t)type), code,

@@ -11,7 +11,7 @@ typedef struct tb_fault {
     const char *name;
     int (*act)(rig_peer *p);  /* 1: done */
     rig_state state;          /* in which it happens */
-    int answer, code;         /* type of the first answer, 0 none; code of ERROR and W_NACK */
+    int answer, code;         /* type of the first answer, 0 none; code of ERROR and W_NACK, status of SCORE_DONE */
     int after;                /* state of the weights when the answer was given; -1: the connection is over */
     uint64_t live;            /* version that serves in the end */
     int exit_code;

@@ -67,7 +67,7 @@ static int faults(void) {
     }
     if (rank == TRAINER && n_wrong == 0)
         printf("ok %d faults\n", n);
-    tb_mpi_finish(1, 10000);
+    tb_mpi_finish(1, 10000, 0);
     return n_wrong != 0;
 }
 
@@ -82,7 +82,7 @@ static int serve(fake_death death) {
     const rig_outcome outcome = rig_serve(&w, t, 100);
     printf("worker: exit code %d, version %llu, weights in state %u\n", outcome.code, (unsigned long long)outcome.live, outcome.weights);
     rig_worker_close(&w);
-    tb_mpi_finish(outcome.code == 0, 10000);
+    tb_mpi_finish(outcome.code == 0, 10000, 0);
     return 0;
 }
 
@@ -105,7 +105,7 @@ static br_status swap(tb_trainer *tr, uint64_t version, int commit) {
     tb_buffer raw = {0};
     tb_message m;
     tb_event e;
-    fake_manifest(&raw, &m);
+    fake_manifest(TB_W_ADAPTER, &raw, &m);
     br_status status = tb_trainer_send(tr, TB_MANIFEST, 0, 0, &m);
     tb_buffer_close(&raw);
     BR_TRY(status);
@@ -171,7 +171,7 @@ static int train_round(void) {
     const br_status status = whole_round();
     printf("%s trainer, %s, rank %d, pid %d: %s\n", status == BR_OK ? "ok" : "failed", version, rank, (int)getpid(),
            status == BR_OK ? "5 versions" : br_last_error());
-    tb_mpi_finish(status == BR_OK, 10000);
+    tb_mpi_finish(status == BR_OK, 10000, 0);
     return status != BR_OK;
 }
 
@@ -188,7 +188,7 @@ static int train_killed_worker(void) {
                br_last_error());
         tb_trainer_close(tr, 0);
     }
-    tb_mpi_finish(0, 0);
+    tb_mpi_finish(0, 0, 0);
     return 1;
 }
 
@@ -215,7 +215,7 @@ static br_status give_up(void) {
     tb_header_seal(&h, bytes, GIVEN_UP_BYTES, head);
     br_status status = tb_mpi_open(WORKER, &t);
     if (status == BR_OK) {
-        status = tb_transport_send(t, head, bytes, GIVEN_UP_BYTES, 200);
+        status = tb_transport_send(t, &(tb_batch){head, sizeof head, bytes, GIVEN_UP_BYTES}, 200);
         tb_transport_close(t);
     }
     memset(bytes, 0xee, GIVEN_UP_BYTES);
@@ -241,7 +241,7 @@ static br_status take_given_up(void) {
 static int given_up(void) {
     const br_status status = rank == WORKER ? take_given_up() : give_up();
     printf("%s %s\n", status != BR_OK ? "failed" : rank == WORKER ? "whole" : "given up", status == BR_OK ? "" : br_last_error());
-    tb_mpi_finish(1, 10000);
+    tb_mpi_finish(1, 10000, 0);
     return status != BR_OK;
 }
 
@@ -307,7 +307,7 @@ static br_status with_engine(const char *dir) {
 static int train_engine(const char *dir) {
     const br_status status = with_engine(dir);
     printf("%s engine over MPI: %s\n", status == BR_OK ? "ok" : "failed", status == BR_OK ? "the same bits" : br_last_error());
-    tb_mpi_finish(status == BR_OK, 10000);
+    tb_mpi_finish(status == BR_OK, 10000, 0);
     return status != BR_OK;
 }
 

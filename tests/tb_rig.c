@@ -51,7 +51,7 @@ static void fill_field(const tb_field *f, uint64_t draw, void *at) {
     case TB_DIGEST: memcpy(at, &digest, 16); break;
     case TB_TEXT: *(tb_text *)at = (tb_text){fill_text, n_text}; break;
     case TB_WORDS: *(tb_words *)at = (tb_words){fill_word, n_word}; break;
-    case TB_REST: *(tb_bytes *)at = (tb_bytes){(const unsigned char *)fill_text, draw % 100}; break;
+    case TB_REST: *(tb_bytes *)at = (tb_bytes){(const unsigned char *)fill_text, f->min + draw % (at_most(f->max, 99) - f->min + 1)}; break;
     case TB_TENSORS: fill_tensors(draw, at); break;
     case TB_END: break;
     }
@@ -96,11 +96,11 @@ static const struct {
     {"layers.0.none.lora_A.weight", TB_LORA_A, {0, 8}},
 };
 
-void fake_manifest(tb_buffer *raw, tb_message *out) {
+void fake_manifest(uint32_t kind, tb_buffer *raw, tb_message *out) {
     raw->n = 0;
     for (int i = 0; i < FAKE_TENSORS; i++) {
-        tb_tensor t = {.name = tb_text_of(fake_tensor[i].name), .dtype = TB_BF16, .kind = fake_tensor[i].kind, .n_dim = 2,
-                       .dim = {fake_tensor[i].dim[0], fake_tensor[i].dim[1]}};
+        tb_tensor t = {.name = tb_text_of(fake_tensor[i].name), .dtype = TB_BF16, .n_dim = 2,
+                       .kind = kind == TB_W_FULL ? TB_BASE : fake_tensor[i].kind, .dim = {fake_tensor[i].dim[0], fake_tensor[i].dim[1]}};
         tb_tensor_add(raw, &t);
     }
     memset(out, 0, sizeof *out);
@@ -110,6 +110,16 @@ void fake_manifest(tb_buffer *raw, tb_message *out) {
 static void die_if(const fake_weights *w, fake_death death) {
     if (w->death == death)
         raise(SIGKILL);
+}
+
+static br_status weights_describe(void *context, tb_text adapter, tb_buffer *raw, uint32_t *n_tensor) {
+    tb_message m;
+    (void)context;
+    if (tb_text_equal(adapter, tb_text_of("stranger")))
+        return br_fail(BR_E_NOT_FOUND, "no adapter 'stranger'");
+    fake_manifest(TB_W_ADAPTER, raw, &m);
+    *n_tensor = m.manifest.tensors.n;
+    return BR_OK;
 }
 
 static br_status weights_manifest(void *context, const tb_manifest *manifest) {
@@ -193,8 +203,15 @@ static void weights_abort(void *context) {
     w->n_abort++;
 }
 
+static br_status weights_live(void *context, br_digest *digest) {
+    fake_weights *w = context;
+    *digest = fake_digest(w->live);
+    return w->late == BR_OK ? BR_OK : br_fail(w->late, "the live memory cannot be read");
+}
+
 tb_weights_ops fake_weights_ops(fake_weights *w) {
-    return (tb_weights_ops){w, weights_manifest, weights_begin, weights_chunk, weights_end, weights_commit, weights_abort};
+    return (tb_weights_ops){w, weights_manifest, weights_begin, weights_chunk, weights_end, weights_commit, weights_abort, weights_live,
+                            weights_describe, NULL};
 }
 
 /* ---- a made-up engine ---------------------------------------------------------------------------------------------------- */
@@ -211,21 +228,36 @@ uint32_t fake_logprob(uint64_t uid, uint32_t i) {
     return (uint32_t)mix(uid * 3 + i);
 }
 
-static br_status engine_submit(void *context, const tb_gen_req *request, uint64_t *id) {
-    fake_engine *e = context;
+static br_status engine_hold(fake_engine *e, fake_request request, uint32_t first_token, uint64_t *id) {
     if (e->full)
         return br_fail(BR_E_LIMIT, "the queue is full: poll first");
-    if (request->prompt.p[0] == 666)
+    if (first_token == 666)
         return br_fail(BR_E_ARG, "token 666 is out of range");
     for (int i = 0; i < FAKE_REQUESTS; i++) {
         if (e->request[i].used)
             continue;
-        *id = ++e->n_id;
-        e->request[i] = (fake_request){.id = *id, .uid = br_hash_u64(request->uid.p, request->uid.n), .n_max = request->max_new, .used = 1,
-                                       .hold = tb_text_equal(request->uid, tb_text_of("hold"))};
+        *id = request.id = ++e->n_id;
+        e->request[i] = request;
         return BR_OK;
     }
     return br_fail(BR_E_LIMIT, "the queue is full");
+}
+
+static fake_request engine_request(tb_text uid, uint32_t n_max) {
+    return (fake_request){.uid = br_hash_u64(uid.p, uid.n), .n_max = n_max, .used = 1, .hold = tb_text_equal(uid, tb_text_of("hold"))};
+}
+
+static br_status engine_submit(void *context, const tb_gen_req *request, uint64_t *id) {
+    return engine_hold(context, engine_request(request->uid, request->max_new), request->prompt.p[0], id);
+}
+
+static br_status engine_score(void *context, const tb_score_req *request, uint64_t *id) {
+    fake_request r = engine_request(request->adapter, request->token.n);
+    r.n = request->first_asked ? request->first_asked : 1;
+    r.scored = 1;
+    if (r.n >= r.n_max)
+        return br_fail(BR_E_ARG, "nothing is asked for");
+    return engine_hold(context, r, request->token.p[0], id);
 }
 
 static br_status engine_abort(void *context, uint64_t id) {
@@ -253,6 +285,7 @@ static br_status engine_poll(void *context, br_token *out, int32_t n_max, int32_
         if (!r->aborted) {
             t.token = (int32_t)fake_token(r->uid, r->n);
             t.logprob = fake_logprob(r->uid, r->n);
+            t.position = r->scored ? (int32_t)r->n : 0;
             t.last = ++r->n == r->n_max;
             t.stop = BR_STOP_LENGTH;
         }
@@ -273,13 +306,6 @@ static br_status engine_error(void *context, uint64_t id, const char **sentence)
     return BR_E_NAN;
 }
 
-static br_status engine_score(void *context, const tb_score_req *request, uint32_t *logprob) {
-    (void)context;
-    for (uint32_t i = 0; i < request->token.n; i++)
-        logprob[i] = request->token.p[i] ^ 0xffu;
-    return BR_OK;
-}
-
 static br_status engine_sleep(void *context, int asleep) {
     ((fake_engine *)context)->asleep = asleep;
     return BR_OK;
@@ -298,12 +324,13 @@ tb_hello rig_hello(tb_role role) {
 
 tb_session_options rig_session_options(rig_worker *w) {
     return (tb_session_options){.channel = {.me = rig_hello(TB_WORKER), .dead_ms = RIG_DEAD_MS, .grant_bytes = RIG_GRANT_BYTES},
-                                .weights = &w->weights_ops, .engine = &w->engine_ops, .n_request_max = 8, .part_tok = 4};
+                                .weights = &w->weights_ops, .full = &w->full_ops, .engine = &w->engine_ops, .n_request_max = 8, .part_tok = 4};
 }
 
 br_status rig_worker_open(rig_worker *w) {
     memset(w, 0, sizeof *w);
     w->weights_ops = fake_weights_ops(&w->weights);
+    w->full_ops = fake_weights_ops(&w->full);
     w->engine_ops = fake_engine_ops(&w->engine);
     const tb_session_options o = rig_session_options(w);
     return tb_session_open(&o, &w->session);
@@ -350,8 +377,12 @@ void rig_head(rig_peer *p, tb_type type, uint64_t version, const void *payload, 
     tb_header_seal(header, payload, n, head);
 }
 
+int rig_say_batch(rig_peer *p, const tb_batch *batch) {
+    return tb_transport_send(p->t, batch, 2000) == BR_OK || wrong(p, "cannot send: %s", br_last_error());
+}
+
 int rig_say_raw(rig_peer *p, const unsigned char head[TB_HEADER_BYTES], const void *payload, uint64_t n) {
-    return tb_transport_send(p->t, head, payload, n, 2000) == BR_OK || wrong(p, "cannot send: %s", br_last_error());
+    return rig_say_batch(p, &(tb_batch){head, TB_HEADER_BYTES, payload, n});
 }
 
 int rig_say(rig_peer *p, tb_type type, uint64_t version, uint64_t subject, const tb_message *m) {
@@ -397,16 +428,29 @@ int rig_expect(rig_peer *p, tb_type type, int64_t wait_ms) {
     return got == (uint32_t)type || wrong(p, "%s came where %s was expected: %.*s", tb_type_name(got), tb_type_name(type), (int)why.n, why.p);
 }
 
-int rig_say_begin(rig_peer *p, uint64_t version, uint32_t flags) {
+static int say_begin(rig_peer *p, uint32_t kind, uint64_t version, uint32_t flags) {
     tb_buffer raw = {0}, payload = {0};
     tb_message m;
-    fake_manifest(&raw, &m);
+    fake_manifest(kind, &raw, &m);
     tb_message_encode(TB_MANIFEST, &m, &payload);
-    const tb_message begin = {.w_begin = {.flags = flags, .kind = TB_W_ADAPTER, .n_bytes = 2 * FAKE_BYTES,
+    const tb_message begin = {.w_begin = {.flags = flags, .kind = kind, .n_bytes = 2 * FAKE_BYTES,
                                           .manifest = br_hash_xxh64(payload.bytes, payload.n), .adapter = tb_text_of("policy")}};
     tb_buffer_close(&raw);
     tb_buffer_close(&payload);
     return rig_say(p, TB_W_BEGIN, version, 0, &begin);
+}
+
+int rig_say_begin(rig_peer *p, uint64_t version, uint32_t flags) {
+    return say_begin(p, TB_W_ADAPTER, version, flags);
+}
+
+int rig_say_full(rig_peer *p, uint64_t version, uint32_t flags) {
+    return say_begin(p, TB_W_FULL, version, flags);
+}
+
+int rig_say_score(rig_peer *p, uint64_t id, const char *adapter) {
+    static const uint32_t token[3] = {1, 2, 3};
+    return rig_say(p, TB_SCORE_REQ, 0, id, &(tb_message){.score_req = {.adapter = tb_text_of(adapter), .token = {token, 3}}});
 }
 
 int rig_say_chunk(rig_peer *p, uint64_t version, uint64_t tensor, uint64_t offset, const void *bytes, uint64_t n) {
@@ -420,7 +464,7 @@ int rig_say_end(rig_peer *p, uint64_t version, br_digest digest) {
 int rig_say_request(rig_peer *p, uint64_t id, const char *uid, uint32_t max_new, uint32_t flags) {
     static const uint32_t prompt[3] = {1, 2, 3};
     const tb_message m = {.gen_req = {.flags = flags, .max_new = max_new, .top_p = 0x3ff0000000000000ull, .temperature = 0x3f800000u,
-                                      .uid = tb_text_of(uid), .prompt = {prompt, 3}}};
+                                      .uid = tb_text_of(uid), .adapter = tb_text_of("policy"), .prompt = {prompt, 3}}};
     return rig_say(p, TB_GEN_REQ, 0, id, &m);
 }
 
@@ -431,7 +475,7 @@ static int reach_idle(rig_peer *p) {
     tb_message m = {.hello = rig_hello(TB_TRAINER)};
     int ok = rig_say(p, TB_HELLO, 0, 0, &m) && rig_expect(p, TB_HELLO_ACK, 2000) &&
              rig_say(p, TB_CREDIT, 0, 0, &(tb_message){.credit = {.bytes = RIG_GRANT_BYTES}});
-    fake_manifest(&raw, &m);
+    fake_manifest(TB_W_ADAPTER, &raw, &m);
     ok = ok && rig_say(p, TB_MANIFEST, 0, 0, &m) && rig_expect(p, TB_MANIFEST_ACK, 2000);
     tb_buffer_close(&raw);
     return ok;

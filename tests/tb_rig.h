@@ -13,7 +13,7 @@
 /* A valid message of this type with everything drawn by the seed; texts and words live until the next call. */
 void rig_message(const tb_spec *spec, uint64_t seed, tb_message *out);
 
-/* ---- made-up weights: tensors A (4 x 8), B (8 x 4) and one without elements, bf16, kept as bytes --------------------------- */
+/* ---- made-up weights of either kind: tensors A (4 x 8), B (8 x 4) and one without elements, bf16, kept as bytes ------------- */
 
 enum { FAKE_TENSORS = 3, FAKE_BYTES = 64 };
 typedef enum fake_death { DIE_NEVER, DIE_IN_BEGIN, DIE_IN_CHUNK, DIE_IN_END, DIE_BEFORE_COMMIT, DIE_AFTER_COMMIT } fake_death;
@@ -30,17 +30,19 @@ typedef struct fake_weights {
 } fake_weights;
 
 tb_weights_ops fake_weights_ops(fake_weights *w);
-void fake_manifest(tb_buffer *raw, tb_message *out);                     /* the list that it accepts */
+/* The list that it accepts, of an adapter or (TB_W_FULL) as tensors of the base. */
+void fake_manifest(uint32_t kind, tb_buffer *raw, tb_message *out);
 void fake_version(uint64_t version, unsigned char out[2][FAKE_BYTES]);  /* bytes of a version; never zero */
 br_digest fake_digest(unsigned char bytes[2][FAKE_BYTES]);
 
-/* ---- a made-up engine: token i of a request is a number drawn from its uid and i. uid "hold": nothing until it is aborted -- */
+/* ---- a made-up engine: token i of a request is a number drawn from its uid and i. uid "hold": nothing until it is aborted. A scored
+ * one has its adapter's name as uid, and its token at position i is number i. */
 
 enum { FAKE_REQUESTS = 64 };
 typedef struct fake_request {
     uint64_t id, uid;
-    uint32_t n, n_max;
-    int used, hold, aborted;
+    uint32_t n, n_max; /* of a scored one positions */
+    int used, scored, hold, aborted;
 } fake_request;
 
 typedef struct fake_engine {
@@ -61,9 +63,9 @@ uint64_t fake_uid(const char *uid);
 /* ---- a worker around them ---------------------------------------------------------------------------------------------------- */
 
 typedef struct rig_worker {
-    fake_weights weights;
+    fake_weights weights, full;
     fake_engine engine;
-    tb_weights_ops weights_ops;
+    tb_weights_ops weights_ops, full_ops;
     tb_engine_ops engine_ops;
     tb_session *session;
 } rig_worker;
@@ -95,6 +97,7 @@ typedef struct rig_peer {
 void rig_peer_open(rig_peer *p, tb_transport *t);
 void rig_peer_close(rig_peer *p);
 int rig_say(rig_peer *p, tb_type type, uint64_t version, uint64_t subject, const tb_message *m); /* 1: sent */
+int rig_say_batch(rig_peer *p, const tb_batch *batch); /* as it is */
 /* Fields of the header that are 0 are filled in; n is what goes out, whatever the header says. */
 int rig_say_raw(rig_peer *p, const unsigned char head[TB_HEADER_BYTES], const void *payload, uint64_t n);
 void rig_head(rig_peer *p, tb_type type, uint64_t version, const void *payload, uint64_t n, tb_header *header, unsigned char head[TB_HEADER_BYTES]);
@@ -108,6 +111,8 @@ extern const char *const rig_state_name[RIG_STATES];
 /* Drives the worker at the other end there: version 1 under way, in RECEIVING tensor 0 is in. AT_COMMITTING waits for request 900. */
 int rig_reach(rig_peer *p, rig_state state);
 int rig_say_begin(rig_peer *p, uint64_t version, uint32_t flags);
+int rig_say_full(rig_peer *p, uint64_t version, uint32_t flags); /* W_BEGIN of full weights, by the manifest that is accepted */
+int rig_say_score(rig_peer *p, uint64_t id, const char *adapter);
 int rig_say_chunk(rig_peer *p, uint64_t version, uint64_t tensor, uint64_t offset, const void *bytes, uint64_t n);
 int rig_say_end(rig_peer *p, uint64_t version, br_digest digest);
 int rig_say_request(rig_peer *p, uint64_t id, const char *uid, uint32_t max_new, uint32_t flags);

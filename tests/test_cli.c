@@ -110,7 +110,7 @@ static const struct {
     {"score --model pico --in r.h5", "score needs --out FILE"},
     {"dump --model pico --in r.h5", "dump needs --stage-hash"},
     {"dump --stage-hash --model pico --in r.h5 --as trainer", "--as: expected score or generate, found 'trainer'"},
-    {"verify", "verify needs a path: bitroll verify R.h5"},
+    {"verify", "verify needs a path: bitroll verify F.h5"},
     {"verify r.h5 --recompute 2", "verify needs --model DIR"},
     {"parity r.h5", "parity needs two paths"},
     {"parity r.h5 t.h5 t.h5", "parity: expected an option, found 't.h5'"},
@@ -282,6 +282,10 @@ START_TEST(summary_and_json) {
     expect_match(json_string_value(json_object_get(object, "contract_digest")), "^" HEX "$");
     if (strcmp(verb[_i].name, "parity") == 0)
         expect_keys(object, comparison, sizeof comparison / sizeof comparison[0]);
+    if (strcmp(verb[_i].name, "score") == 0) {
+        const double forward = json_number_value(json_object_get(object, "forward_seconds"));
+        ck_assert(forward > 0 && forward <= json_number_value(json_object_get(object, "seconds")));
+    }
     json_decref(object);
 }
 END_TEST

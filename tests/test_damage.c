@@ -2,7 +2,7 @@
 #include "br_file.h"
 #include "fake_rollout.h"
 #include "h5_edit.h"
-#include "ledger.h"
+#include "rollout_replay.h"
 #include "test_support.h"
 
 #include <hdf5.h>
@@ -69,7 +69,7 @@ static int64_t owner_of(const int64_t *offset, size_t token) {
 
 /* Flips one bit and expects a refusal that names the sequence, and either the group of fields or the dataset itself. */
 static void expect_named(const char *path, const struct column *c, const int64_t *offset, size_t byte, int bit) {
-    ledger_result ledger;
+    rollout_replay ledger;
     char where[32];
     size_t row = byte / c->row_bytes;
     int64_t seq = c->by_token ? owner_of(offset, row) : (int64_t)row;
@@ -89,7 +89,7 @@ static void expect_named(const char *path, const struct column *c, const int64_t
 
 START_TEST(every_flipped_bit_is_found_and_named) {
     rollout_meta meta = fake_meta("rollout", "s");
-    ledger_result ledger;
+    rollout_replay ledger;
     int64_t offset[N_SEQ + 1];
     uint64_t seed = test_seed();
     const char *path = fake_path("a.h5");
@@ -109,7 +109,7 @@ END_TEST
 
 START_TEST(moved_offsets_and_the_commit_record_are_found) {
     rollout_meta meta = fake_meta("rollout", "s");
-    ledger_result ledger;
+    rollout_replay ledger;
     const char *path = fake_path("a.h5");
     fake_write(path, &meta, NULL, N_SEQ, 0);
     for (size_t byte = 0; byte < 8 * (N_SEQ + 1); byte++) {
@@ -129,7 +129,7 @@ END_TEST
 /* Offsets that still rise, but do not cover the tokens: refused before any sequence is looked at. */
 START_TEST(offsets_have_to_cover_the_tokens) {
     rollout_meta meta = fake_meta("rollout", "s");
-    ledger_result ledger;
+    rollout_replay ledger;
     int64_t offset[N_SEQ + 1];
     const struct { int at; int64_t by; } given[] = {{0, 1}, {0, -1}, {N_SEQ, -1}, {N_SEQ, 1}};
     const char *path = fake_path("a.h5");
@@ -152,7 +152,7 @@ START_TEST(every_attribute_is_bound) {
                                        "contract_digest", "model_config_digest", "device_name",  "engine_build",
                                        "n_seq_closed",    "meta_digest"};
     rollout_meta meta = fake_meta("rollout", "s");
-    ledger_result ledger;
+    rollout_replay ledger;
     const char *path = fake_path("a.h5");
     fake_write(path, &meta, NULL, 2, 0);
     for (size_t k = 0; k < sizeof name / sizeof name[0]; k++) {
@@ -177,7 +177,7 @@ END_TEST
 
 START_TEST(a_reader_refuses_what_does_not_fit) {
     rollout_meta meta = fake_meta("rollout", "s");
-    ledger_result ledger;
+    rollout_replay ledger;
     const char *good = fake_path("good.h5"), *path = fake_path("bad.h5");
     const struct { const char *dataset, *type; int rank; uint64_t size[2];
     } replaced[] = {
@@ -216,7 +216,7 @@ END_TEST
 /* A few hundred bytes that claim 2^30 sequences: datasets that are stored nowhere read as zeros. */
 START_TEST(a_small_file_cannot_ask_for_memory) {
     rollout_meta meta = fake_meta("rollout", "s");
-    ledger_result ledger;
+    rollout_replay ledger;
     uint64_t n = 1ull << 30, commit[4] = {n, n, 1, 0};
     const char *path = fake_path("a.h5");
     fake_write(path, &meta, NULL, 1, 0);
@@ -244,7 +244,7 @@ START_TEST(a_reader_refuses_wrong_attributes) {
         {"base_digest", NULL},
     };
     rollout_meta meta = fake_meta("rollout", "s");
-    ledger_result ledger;
+    rollout_replay ledger;
     const char *good = fake_path("good.h5"), *path = fake_path("bad.h5");
     fake_write(good, &meta, NULL, 2, 0);
     for (size_t k = 0; k < sizeof given / sizeof given[0]; k++) {
@@ -259,7 +259,7 @@ END_TEST
 
 START_TEST(a_truncated_file_is_refused) {
     rollout_meta meta = fake_meta("rollout", "s");
-    ledger_result ledger;
+    rollout_replay ledger;
     br_map map;
     const char *path = fake_path("bad.h5");
     fake_write(fake_path("good.h5"), &meta, NULL, N_SEQ, 0);
@@ -277,7 +277,7 @@ END_TEST
 /* The checksum of a packed chunk says no more than that something in it changed: the sentence names the sequences in it. */
 START_TEST(a_damaged_chunk_is_named_by_its_sequences) {
     rollout_meta meta = fake_meta("rollout", "s");
-    ledger_result ledger;
+    rollout_replay ledger;
     br_map map;
     const char *path = fake_path("bad.h5");
     fake_write(fake_path("good.h5"), &meta, NULL, N_SEQ, 0);
@@ -303,7 +303,7 @@ END_TEST
 
 /* In a process that ends at once: HDF5 leaks blocks of metadata that it could not read, and complains of them at exit. */
 static br_status replay_apart(const char *path) {
-    ledger_result ledger;
+    rollout_replay ledger;
     int wait_status;
     pid_t child = fork();
     if (child == 0)

@@ -91,6 +91,41 @@ START_TEST(a_nan_ends_its_request_only) {
 }
 END_TEST
 
+/* Scored tokens in front of the fault come, whatever the chunks are; the row that reads the bad token gives none. */
+START_TEST(a_nan_ends_a_scored_request_where_it_is) {
+    enum { AT = 30, FROM = 9, LONG = 50 };
+    int32_t prompt[LONG];
+    const char *sentence;
+    br_engine_options options = rig_options(&pico);
+    options.model_dir = poisoned_dir;
+    options.max_seqs = 3;
+    for (int32_t t = 0; t < LONG; t++)
+        prompt[t] = t == AT ? POISON_TOKEN : t + 1;
+    for (int32_t chunk = 3; chunk < 100; chunk += 18) {
+        br_engine *engine;
+        br_token token[64];
+        int32_t n, done = 0, next = FROM;
+        uint64_t id;
+        options.chunk_tokens = chunk;
+        CHECK_OK(br_engine_open(&options, &engine));
+        const br_request r = {.uid = "x", .prompt = prompt, .n_prompt = LONG, .sampling = br_sampling_default(), .score_from = FROM};
+        CHECK_OK(br_submit(engine, &r, &id));
+        while (!done) {
+            CHECK_OK(br_poll(engine, token, 64, &n, &done));
+            for (int32_t k = 0; k < n; k++) {
+                const int ends = next == AT + 1;
+                ck_assert(token[k].position == next && token[k].token == (ends ? -1 : prompt[next]) && token[k].last == ends);
+                next++;
+            }
+        }
+        ck_assert_int_eq(next, AT + 2);
+        ck_assert_int_eq(br_request_error(engine, id, &sentence), BR_E_NAN);
+        ck_assert_msg(strstr(sentence, "position 30") && strstr(sentence, "norm_attn"), "%s", sentence);
+        br_engine_close(engine);
+    }
+}
+END_TEST
+
 /* Tokens of one request until it ends. */
 static int32_t run_one(br_engine *engine, const br_request *request, int32_t *token, br_stop_reason *stop) {
     uint64_t id;
@@ -314,6 +349,7 @@ Suite *test_engine_suite(void) {
     tcase_set_timeout(tcase, 300);
     tcase_add_unchecked_fixture(tcase, make_models, NULL);
     tcase_add_test(tcase, a_nan_ends_its_request_only);
+    tcase_add_test(tcase, a_nan_ends_a_scored_request_where_it_is);
     tcase_add_test(tcase, what_ends_a_text);
     tcase_add_test(tcase, an_abort_ends_a_request_at_once);
     tcase_add_test(tcase, bad_requests_are_refused_with_a_sentence);

@@ -39,8 +39,8 @@ static void install(void) {
 
 START_TEST(installed_files) {
     SHELL_OK("find $P ! -type d ! -path '*/include/bitroll/*' -printf '%%f\\n' | sort | tr '\\n' ' '");
-    ck_assert_str_eq(output, "bitroll bitroll-worker bitroll.h bitroll.pc libbitroll.so libbitroll.so.0 libbitroll.so." BR_VERSION_TEXT
-                             " libbitroll_bridge.so ");
+    ck_assert_str_eq(output, "bitroll bitroll-worker bitroll.h bitroll.pc bitroll_ledger.h libbitroll.so libbitroll.so.0 "
+                             "libbitroll.so." BR_VERSION_TEXT " libbitroll_bridge.so ");
 }
 END_TEST
 
@@ -71,7 +71,7 @@ START_TEST(exports_the_headers_only) {
     static names exported, declared;
     SHELL_OK("nm -D --defined-only $(find $P -name libbitroll.so) | awk '{print $3}'");
     take_lines(&exported);
-    SHELL_OK("sed -n 's/^[a-z].*[ *]\\(br_[a-z_0-9]*\\)(.*/\\1/p' $P/include/bitroll.h $P/include/bitroll/bitroll_ops.h");
+    SHELL_OK("sed -n 's/^[a-z].*[ *]\\(br_[a-z_0-9]*\\)(.*/\\1/p' $P/include/bitroll.h $P/include/bitroll_ledger.h $P/include/bitroll/bitroll_ops.h");
     take_lines(&declared);
     ck_assert_int_gt(declared.n, 20);
     for (int i = 0; i < exported.n; i++) {
@@ -84,7 +84,7 @@ START_TEST(exports_the_headers_only) {
 END_TEST
 
 START_TEST(headers_alone) {
-    SHELL_OK("echo '#include <bitroll.h>' >h.c && cc -std=c99 -Wall -Wextra -pedantic -Werror -I$P/include -fsyntax-only h.c");
+    SHELL_OK("echo '#include <bitroll_ledger.h>' >h.c && cc -std=c99 -Wall -Wextra -pedantic -Werror -I$P/include -fsyntax-only h.c");
     SHELL_OK("echo '#include <bitroll_ops.h>' >o.c && cc -std=gnu11 -Wall -Wextra -Werror -I$P/include -I$P/include/bitroll -fsyntax-only o.c");
     SHELL_OK("cp h.c h.cc && c++ -std=c++11 -Wall -Wextra -pedantic -Werror -I$P/include -fsyntax-only h.cc");
 }

@@ -2,7 +2,7 @@
 #include "br_mem.h"
 #include "fake_rollout.h"
 #include "h5_edit.h"
-#include "ledger.h"
+#include "rollout_replay.h"
 #include "logprob_digest.h"
 #include "receipt.h"
 #include "run_uid.h"
@@ -112,7 +112,7 @@ static void rearranged(const char *whole, const char *path, const int *order, in
 
 START_TEST(dropped_inserted_and_reordered_sequences_are_found) {
     rollout_meta meta = fake_meta("rollout", "s");
-    ledger_result ledger;
+    rollout_replay ledger;
     const struct { int n, order[N_SEQ]; int64_t first;
     } given[] = {
         {5, {0, 1, 3, 4, 5}, 2},    {5, {1, 2, 3, 4, 5}, 0},    {6, {0, 2, 1, 3, 4, 5}, 1},
@@ -132,7 +132,7 @@ END_TEST
 /* The end cut off, with a commit record that is right for what is left: only the count at closing tells. */
 START_TEST(a_cut_off_end_is_found) {
     rollout_meta meta = fake_meta("rollout", "s");
-    ledger_result ledger;
+    rollout_replay ledger;
     int64_t offset[N_SEQ + 1];
     const char *path = fake_path("a.h5");
     fake_write(path, &meta, NULL, N_SEQ, 0);
@@ -149,7 +149,7 @@ END_TEST
 START_TEST(a_nan_under_valid_digests_is_found) {
     rollout_meta meta = fake_meta("rollout", "s");
     rollout_writer *w;
-    ledger_result ledger;
+    rollout_replay ledger;
     fake_seq f;
     fake_make(&meta, 1, &f);
     f.logprob[f.seq.n_tok - 1] = 0x7fc00001u;

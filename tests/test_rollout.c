@@ -3,7 +3,8 @@
 #include "br_file.h"
 #include "br_mem.h"
 #include "fake_rollout.h"
-#include "ledger.h"
+#include "faulty_disk.h"
+#include "rollout_replay.h"
 #include "logprob_digest.h"
 #include "test_support.h"
 
@@ -14,67 +15,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-/* ---- a disk that can be made to fail: our file driver's pwrite is resolved to the one below ------------------------------- */
-
-typedef enum disk_fault { DISK_FINE, DISK_KILL, DISK_TEAR, DISK_FULL_ONCE, DISK_FULL } disk_fault;
-
-static disk_fault fault_kind;
-static long fault_at, n_write;
-
-static ssize_t faulty_write(int fd, const void *bytes, size_t n, off_t at) {
-    int due = fault_kind != DISK_FINE && ++n_write >= fault_at && fault_at > 0;
-    /* A kill cuts a write at a page: the kernel copies page by page and looks for the signal in between. */
-    if (due && fault_kind == DISK_TEAR && (at + (off_t)n) / 4096 > at / 4096)
-        syscall(SYS_pwrite64, fd, bytes, (size_t)((at + (off_t)n) / 4096 * 4096 - at), at);
-    if (due && (fault_kind == DISK_KILL || fault_kind == DISK_TEAR))
-        kill(getpid(), SIGKILL);
-    if (due && (fault_kind == DISK_FULL || n_write == fault_at)) {
-        errno = ENOSPC;
-        return -1;
-    }
-    return syscall(SYS_pwrite64, fd, bytes, n, at);
-}
-
-/* Visible, so that a library beside the program finds them as well. */
-#define HOOK __attribute__((visibility("default")))
-
-HOOK ssize_t pwrite(int fd, const void *bytes, size_t n, off_t at) {
-    return faulty_write(fd, bytes, n, at);
-}
-
-HOOK ssize_t pwrite64(int fd, const void *bytes, size_t n, off_t at) {
-    return faulty_write(fd, bytes, n, at);
-}
-
-/* Counted, not done: a real sync of a busy disk would make up nine tenths of this suite's time. */
-static long n_sync;
-static int sync_errno;
-
-static int counted_sync(void) {
-    n_sync++;
-    errno = sync_errno;
-    return sync_errno ? -1 : 0;
-}
-
-HOOK int fdatasync(int fd) {
-    (void)fd;
-    return counted_sync();
-}
-
-HOOK int fsync(int fd) {
-    (void)fd;
-    return counted_sync();
-}
-
-static void disk_fails(disk_fault kind, long at) {
-    fault_kind = kind;
-    fault_at = at;
-    n_write = 0;
-}
 
 static int expect_prefix(const char *path, const rollout_meta *meta) {
     rollout_reader *r;
@@ -150,7 +92,7 @@ END_TEST
 START_TEST(an_empty_run_is_a_file) {
     rollout_meta meta = fake_meta("rollout", "s");
     rollout_writer *w;
-    ledger_result ledger;
+    rollout_replay ledger;
     rollout_reader *r;
     const char *path = fake_path("empty.h5");
     CHECK_OK(rollout_create(path, &meta, &w));
@@ -158,7 +100,7 @@ START_TEST(an_empty_run_is_a_file) {
     CHECK_OK(rollout_close(w));
     CHECK_OK(rollout_open(path, &r));
     ck_assert_int_eq(rollout_seq_count(r), 0);
-    CHECK_OK(ledger_check(r, &ledger));
+    CHECK_OK(rollout_replay_check(r, &ledger));
     rollout_reader_close(r);
 }
 END_TEST
@@ -332,7 +274,7 @@ static int write_in_child(const char *path, const rollout_meta *meta, disk_fault
         rollout_writer *w;
         fake_seq f;
         br_status status;
-        disk_fails(kind, at);
+        faulty_disk_fails(kind, at);
         status = br_file_exists(path) ? rollout_resume(path, meta, &w) : rollout_create(path, meta, &w);
         for (int i = 0; status == BR_OK && i < KILL_SEQ; i++) {
             fake_make(meta, i, &f);
@@ -372,14 +314,14 @@ static void finish(const char *path, int n) {
  * the digest of an uninterrupted one. */
 static void expect_survived(const char *path, const rollout_meta *meta, int n_acked, br_digest whole) {
     rollout_reader *r;
-    ledger_result ledger;
+    rollout_replay ledger;
     int n = br_file_exists(path) ? expect_prefix(path, meta) : -1;
     ck_assert_msg(n >= (n_acked ? n_acked : -1) && n <= n_acked + 1, "%d commits acknowledged, %d found", n_acked, n);
     finish(path, n);
     ck_assert_int_eq(expect_prefix(path, meta), KILL_SEQ);
     ck_assert(br_digest_equal(digest_of(path), whole));
     CHECK_OK(rollout_open(path, &r));
-    CHECK_OK(ledger_check(r, &ledger));
+    CHECK_OK(rollout_replay_check(r, &ledger));
     rollout_reader_close(r);
 }
 
@@ -464,18 +406,18 @@ START_TEST(a_commit_is_synced_before_and_after_its_record) {
     CHECK_OK(rollout_create(path, &meta, &w));
     fake_make(&meta, 0, &f);
     CHECK_OK(rollout_append(w, &f.seq));
-    n_sync = 0;
+    faulty_disk_syncs(0);
     CHECK_OK(rollout_commit(w));
-    ck_assert_int_eq(n_sync, 2);
+    ck_assert_int_eq(faulty_disk_sync_count(), 2);
     CHECK_OK(rollout_commit(w)); /* nothing new: nothing to do */
-    ck_assert_int_eq(n_sync, 2);
+    ck_assert_int_eq(faulty_disk_sync_count(), 2);
     fake_make(&meta, 1, &f);
     CHECK_OK(rollout_append(w, &f.seq));
-    sync_errno = EIO;
+    faulty_disk_syncs(EIO);
     CHECK_FAILS(rollout_commit(w), BR_E_IO);
     ck_assert_msg(strstr(br_last_error(), strerror(EIO)) != NULL, "%s", br_last_error());
     CHECK_FAILS(rollout_close(w), BR_E_IO);
-    sync_errno = 0;
+    faulty_disk_syncs(0);
     ck_assert_int_eq(expect_prefix(path, &meta), 1);
 }
 END_TEST
@@ -532,7 +474,7 @@ START_TEST(create_keeps_the_old_file_until_the_new_is_readable) {
     pid_t child = fork();
     if (child == 0) {
         rollout_writer *w;
-        disk_fails(DISK_KILL, 1);
+        faulty_disk_fails(DISK_KILL, 1);
         (void)rollout_create(path, &meta, &w);
         exit(0);
     }

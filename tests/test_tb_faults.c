@@ -228,7 +228,7 @@ START_TEST(test_stranger_is_not_believed) {
         if (greeted)
             tb_transport_greeted(end[0]);
         tb_header_write(&h, head);
-        CHECK_OK(tb_transport_send(end[1], head, NULL, 0, 1000));
+        CHECK_OK(tb_transport_send(end[1], &(tb_batch){head, sizeof head, NULL, 0}, 1000));
         tb_frame *frame = tb_transport_receive(end[0], 50);
         ck_assert_int_eq(frame != NULL, !greeted);
         if (frame)
@@ -252,7 +252,7 @@ START_TEST(test_link_takes_in_what_comes) {
     CHECK_OK(tb_link_open(end[0], 1000, 1000, &link));
     tb_link_greeted(link);
     tb_header_seal(&h, big, BIG, head);
-    CHECK_OK(tb_transport_send(end[1], head, big, BIG, 3000));
+    CHECK_OK(tb_transport_send(end[1], &(tb_batch){head, sizeof head, big, BIG}, 3000));
     tb_frame *frame = tb_link_receive(link, 3000);
     ck_assert_ptr_nonnull(frame);
     ck_assert_int_eq(tb_payload_check(&frame->header, frame->payload, frame->n), TB_OK);
@@ -260,6 +260,122 @@ START_TEST(test_link_takes_in_what_comes) {
     tb_link_close(link);
     tb_transport_close(end[1]);
     br_mem_free(big);
+}
+END_TEST
+
+/* n frames of these lengths, whole and in order, from number `first` on; and no other. */
+static void expect_frames(tb_link *link, uint64_t first, const uint64_t *length, int n) {
+    for (int i = 0; i < n; i++) {
+        tb_frame *frame = tb_link_receive(link, 3000);
+        ck_assert_ptr_nonnull(frame);
+        ck_assert_msg(frame->fault == TB_OK, "%s", frame->sentence);
+        ck_assert_uint_eq(frame->header.sequence, first + (uint64_t)i);
+        ck_assert_uint_eq(frame->n, length[i]);
+        ck_assert_int_eq(tb_payload_check(&frame->header, frame->payload, frame->n), TB_OK);
+        tb_frame_free(frame);
+    }
+    ck_assert_ptr_null(tb_link_receive(link, 20));
+}
+
+static void put_frames(tb_link *link, const unsigned char *bytes, const uint64_t *length, int n) {
+    for (int i = 0; i < n; i++)
+        CHECK_OK(tb_link_put(link, &(tb_header){.type = TB_W_CHUNK, .session = 1}, bytes + i, length[i]));
+}
+
+/* Frames wait for a flush, for a batch that is full, or for a payload that is long; what comes is what was put. */
+START_TEST(test_link_gathers) {
+    enum { BIG = 100000, SMALL = 32000 };
+    const uint64_t few[] = {0, 10, 7}, big[] = {3, BIG}, many[] = {SMALL, SMALL, SMALL, SMALL, SMALL, SMALL, SMALL, SMALL, SMALL};
+    tb_transport *end[2];
+    tb_link *link, *other;
+    unsigned char *bytes;
+    CHECK_OK(br_mem_alloc((void **)&bytes, BIG + 16, "payloads"));
+    for (int i = 0; i < BIG + 16; i++)
+        bytes[i] = (unsigned char)(i * 7 >> 3);
+    if (_i == OVER_LOOPBACK)
+        CHECK_OK(tb_loopback_open(end));
+    else
+        socket_pair(end);
+    CHECK_OK(tb_link_open(end[0], 0, 1000, &link));
+    CHECK_OK(tb_link_open(end[1], 1000, 1000, &other)); /* its thread takes in what no socket holds */
+    put_frames(link, bytes, few, 3);
+    expect_frames(other, 0, few, 0);
+    CHECK_OK(tb_link_flush(link));
+    expect_frames(other, 0, few, 3);
+    put_frames(link, bytes, big, 2);
+    expect_frames(other, 3, big, 2);
+    put_frames(link, bytes, many, 9); /* eight of them make a batch */
+    expect_frames(other, 5, many, 8);
+    CHECK_OK(tb_link_flush(link));
+    expect_frames(other, 13, many, 1);
+    tb_link_close(other);
+    put_frames(link, bytes, few, 3);
+    CHECK_FAILS(tb_link_flush(link), BR_E_IO);
+    CHECK_FAILS(tb_link_put(link, &(tb_header){.type = TB_W_CHUNK, .session = 1}, NULL, 0), BR_E_IO);
+    tb_link_close(link);
+    br_mem_free(bytes);
+}
+END_TEST
+
+/* What is asked for together begins in one step of the engine, however long the asking takes. */
+START_TEST(test_requests_begin_together) {
+    enum { N_REQUEST = 8, N_NEW = 12 };
+    static served s;
+    tb_transport *end[2];
+    tb_trainer *tr;
+    tb_event e;
+    const uint32_t prompt[1] = {1};
+    const tb_message m = {.gen_req = {.max_new = N_NEW, .uid = tb_text_of("together"), .prompt = {prompt, 1}}};
+    socket_pair(end);
+    start(&s, end[0], 100);
+    const tb_trainer_options o = {.me = rig_hello(TB_TRAINER), .beat_ms = 2000};
+    CHECK_OK(tb_trainer_open(end[1], &o, &tr));
+    while (tb_trainer_requests(tr) < N_REQUEST)
+        (void)tb_trainer_next(tr, 1, &e);
+    for (uint64_t id = 0; id < N_REQUEST; id++) {
+        CHECK_OK(tb_trainer_send(tr, TB_GEN_REQ, 0, id, &m));
+        usleep(2000);
+    }
+    if (_i) /* else the wait for an answer sends them */
+        CHECK_OK(tb_trainer_flush(tr));
+    for (int n_done = 0; n_done < N_REQUEST; n_done += e.header.type == TB_GEN_DONE)
+        CHECK_OK(tb_trainer_next(tr, 3000, &e));
+    tb_trainer_close(tr, 1);
+    stop(&s);
+    ck_assert_int_eq(s.outcome.code, 0);
+    ck_assert_int_eq(s.worker.engine.n_poll, N_NEW);
+}
+END_TEST
+
+/* A request that outlives those that came before and behind it is still found. */
+START_TEST(test_a_long_request_among_short_ones) {
+    static served s;
+    tb_transport *end[2];
+    tb_trainer *tr;
+    tb_event e;
+    const uint32_t prompt[1] = {1};
+    const char *const uid[] = {"short", "hold", "short"};
+    socket_pair(end);
+    start(&s, end[0], 100);
+    const tb_trainer_options o = {.me = rig_hello(TB_TRAINER), .beat_ms = 100};
+    CHECK_OK(tb_trainer_open(end[1], &o, &tr));
+    for (uint64_t id = 0; id < 3; id++) {
+        const tb_message m = {.gen_req = {.max_new = 4, .uid = tb_text_of(uid[id]), .prompt = {prompt, 1}}};
+        CHECK_OK(tb_trainer_send(tr, TB_GEN_REQ, 0, id, &m));
+        if (id == 0)
+            continue;
+        do
+            CHECK_OK(tb_trainer_next(tr, 3000, &e));
+        while (e.header.type != TB_GEN_DONE);
+        ck_assert_uint_eq(e.header.subject, id == 1 ? 0 : 2);
+    }
+    CHECK_OK(tb_trainer_send(tr, TB_GEN_ABORT, 0, 1, &(tb_message){.stats = {0}}));
+    CHECK_OK(tb_trainer_next(tr, 3000, &e));
+    ck_assert_int_eq(e.header.type, TB_GEN_DONE);
+    ck_assert_uint_eq(e.header.subject, 1);
+    tb_trainer_close(tr, 1);
+    stop(&s);
+    ck_assert_int_eq(s.outcome.code, 0);
 }
 END_TEST
 
@@ -364,6 +480,9 @@ Suite *test_tb_faults_suite(void) {
     tcase_add_test(t, test_bye_before_the_answer);
     tcase_add_test(t, test_stranger_is_not_believed);
     tcase_add_test(t, test_link_takes_in_what_comes);
+    tcase_add_loop_test(t, test_link_gathers, OVER_LOOPBACK, OVER_SOCKET + 1);
+    tcase_add_loop_test(t, test_requests_begin_together, 0, 2);
+    tcase_add_test(t, test_a_long_request_among_short_ones);
     tcase_add_test(t, test_heartbeats_bridge_a_long_step);
     tcase_add_test(t, test_trainer_hears_why);
     tcase_add_test(t, test_worker_that_loads);

@@ -347,19 +347,133 @@ START_TEST(test_pauses) {
 }
 END_TEST
 
+/* ---- scores ---------------------------------------------------------------------------------------------------------------- */
+
+static const tb_score_done *scored(uint64_t id) {
+    for (int i = 0; i < n_heard; i++)
+        if (heard[i].header.type == TB_SCORE_DONE && heard[i].header.subject == id)
+            return &heard[i].message.score_done;
+    return NULL;
+}
+
+static void expect_scored(uint64_t id, const char *adapter, uint32_t first, uint32_t n_tok) {
+    const tb_score_done *done = scored(id);
+    ck_assert_ptr_nonnull(done);
+    ck_assert_uint_eq(done->status, BR_OK);
+    ck_assert_uint_eq(done->logprob.n, n_tok);
+    for (uint32_t t = 0; t < n_tok; t++)
+        ck_assert_uint_eq(done->logprob.p[t], t < first ? BR_UNSCORED : fake_logprob(fake_uid(adapter), t));
+}
+
 START_TEST(test_scores) {
-    const uint32_t token[3] = {7, 8, 9};
     reach(TB_IDLE);
-    give(TB_SCORE_REQ, 0, 4, &(tb_message){.score_req = {.token = {token, 3}}});
-    const tb_score_done *done = &heard[0].message.score_done;
-    ck_assert_uint_eq(done->logprob.n, 3);
-    for (int t = 0; t < 3; t++)
-        ck_assert_uint_eq(done->logprob.p[t], token[t] ^ 0xffu);
+    give_request(1, "one", 9, 0, 1);
+    give_score(4, "policy", 3, 20);
+    give_score(5, "", 0, 4);
+    ck_assert_uint_eq(state().n_running, 3);
+    ck_assert_int_eq(channel()->peer_requests, 5);
+    settle();
+    expect_scored(4, "policy", 3, 20);
+    expect_scored(5, "", 1, 4);
+    ck_assert_uint_eq(check_parts(1, "one", 0), 9);
+    ck_assert_uint_eq(state().n_tok, 9); /* those that were sampled */
+    ck_assert_uint_eq(state().n_done, 3);
+    forget();
+    give_score(6, "policy", 4, 4); /* the engine refuses it */
+    ck_assert_uint_eq(scored(6)->status, BR_E_ARG);
+    ck_assert_uint_eq(scored(6)->logprob.n, 0);
+    ck_assert(tb_text_equal(scored(6)->text, tb_text_of("nothing is asked for")));
+    worker.engine.full = 1; /* it waits */
+    forget();
+    give_score(7, "policy", 1, 4);
+    ck_assert_int_eq(n_heard, 0);
+    settle();
+    expect_scored(7, "policy", 1, 4);
     worker.engine_ops.score = NULL;
     forget();
-    give(TB_SCORE_REQ, 0, 5, &(tb_message){.score_req = {.token = {token, 3}}});
-    ck_assert_uint_eq(heard[0].message.score_done.status, BR_E_UNSUPPORTED);
+    give_score(8, "policy", 1, 3);
+    ck_assert_uint_eq(scored(8)->status, BR_E_UNSUPPORTED);
     ck_assert_int_eq(channel()->peer_requests, 8);
+    close_session();
+}
+END_TEST
+
+START_TEST(test_scores_wait_and_end_as_others) {
+    reach(TB_IDLE);
+    say(TB_PAUSE, 0, 0, &(tb_message){.pause = {.mode = TB_DRAIN}});
+    give_score(1, "policy", 1, 4);
+    ck_assert_uint_eq(state().n_held, 1);
+    say(TB_PAUSE, 0, 0, &(tb_message){.pause = {.mode = TB_STOP}}); /* ends what waits */
+    ck_assert_uint_eq(scored(1)->status, BR_E_ABORTED);
+    say(TB_RESUME, 0, 0, NULL);
+    give_score(2, "hold", 1, 4);
+    forget();
+    give(TB_GEN_ABORT, 0, 2, NULL);
+    settle();
+    ck_assert_uint_eq(scored(2)->status, BR_E_ABORTED);
+    ck_assert_uint_eq(scored(2)->logprob.n, 0);
+    ck_assert_int_eq(channel()->peer_requests, 8);
+    give_score(3, "hold", 1, 4);
+    tb_session_broken(worker.session, now, TB_LOST, "gone"); /* nothing of it is left for the next trainer */
+    settle();
+    ck_assert_uint_eq(state().n_running, 0);
+    tb_session_connect(worker.session, now);
+    sequence = 0;
+    greet();
+    ck_assert_int_eq(channel()->peer_requests, 8);
+    ck_assert_int_eq(n_heard, 1);
+    close_session();
+}
+END_TEST
+
+/* Log-probs of two versions are no answer; a score of the base is not touched by a new adapter. */
+START_TEST(test_scores_of_one_version) {
+    for (int base = 0; base < 2; base++) {
+        reach(TB_PREPARED);
+        give(TB_PAUSE, 0, 0, &(tb_message){.pause = {.mode = TB_IN_FLIGHT}});
+        give(TB_RESUME, 0, 0, NULL);
+        give_score(1, base ? "base" : "policy", 1, 12);
+        CHECK_OK(tb_session_pump(worker.session, now));
+        forget();
+        give(TB_W_COMMIT, NEXT, 0, NULL);
+        ck_assert_ptr_nonnull(first_of(TB_W_COMMITTED));
+        settle();
+        if (base)
+            expect_scored(1, "base", 1, 12);
+        else
+            ck_assert_uint_eq(scored(1)->status, BR_E_ABORTED);
+        close_session();
+    }
+}
+END_TEST
+
+/* What a certificate is about cannot be had by a score. */
+START_TEST(test_scores_feed_no_certificate) {
+    static const uint32_t phase_flags[] = {TB_CERTIFY, 0};
+    for (int k = 0; k < 2; k++) {
+        const int certifies = phase_flags[k] != 0;
+        reach(TB_IDLE);
+        give_request(1, "one", 9, phase_flags[k], 1);
+        give_score(2, "policy", 1, 4); /* while it runs */
+        settle();
+        give_score(3, "policy", 1, 4); /* while it is not released */
+        give_score(4, "", 1, 4);
+        give_score(5, "other", 1, 4);
+        settle();
+        for (uint64_t id = 2; id <= 5; id++)
+            ck_assert_uint_eq(scored(id)->status, certifies && id <= 3 ? BR_E_LIMIT : BR_OK);
+        if (certifies)
+            give(TB_GEN_RELEASE, 0, 1, &(tb_message){.gen_release = {digest_of("one", 9)}});
+        give_score(6, "policy", 1, 4);
+        settle();
+        expect_scored(6, "policy", 1, 4);
+        close_session();
+    }
+    reach(TB_IDLE);
+    give_score(7, "hold", 1, 4);
+    forget();
+    give(TB_GEN_RELEASE, 0, 7, &(tb_message){.gen_release = {{1, 1}}});
+    ck_assert_uint_eq(heard[0].message.error.code, TB_BAD_STATE);
     close_session();
 }
 END_TEST
@@ -417,6 +531,38 @@ START_TEST(test_more_than_granted_is_refused) {
 }
 END_TEST
 
+/* ---- tensors that do not travel ---------------------------------------------------------------------------------------------- */
+
+static br_ipc seen_ipc;
+static uint64_t seen_tensor;
+
+static br_status keep_ipc(void *context, uint64_t tensor, const br_ipc *from) {
+    (void)context;
+    seen_tensor = tensor;
+    seen_ipc = *from;
+    return tensor == 9 ? br_fail(BR_E_NOT_FOUND, "nobody's") : BR_OK;
+}
+
+START_TEST(test_a_tensor_by_its_handle) {
+    unsigned char handle[BR_IPC_HANDLE_BYTES];
+    for (int i = 0; i < BR_IPC_HANDLE_BYTES; i++)
+        handle[i] = (unsigned char)(i * 3);
+    const tb_message m = {.w_ipc = {.offset = (1ull << 40) + 6, .handle = {handle, sizeof handle}}};
+    reach(TB_RECEIVING);
+    worker.weights_ops.ws_ipc = keep_ipc;
+    say(TB_W_IPC, NEXT, 8, &m);
+    ck_assert_int_eq(n_heard, 0);
+    ck_assert(seen_tensor == 8 && seen_ipc.offset == (1ull << 40) + 6 && memcmp(seen_ipc.handle, handle, sizeof handle) == 0);
+    ck_assert_uint_eq(state().weights, TB_RECEIVING);
+    say(TB_W_IPC, NEXT, 9, &m);
+    ck_assert(n_heard == 1 && heard[0].header.type == TB_W_NACK && heard[0].message.w_nack.code == TB_BAD_TENSOR);
+    ck_assert_uint_eq(state().weights, TB_IDLE);
+    say(TB_W_CHUNK, NEXT, 1, &(tb_message){.w_chunk = {.offset = 0}}); /* still under way: dropped unanswered */
+    ck_assert_int_eq(n_heard, 0);
+    close_session();
+}
+END_TEST
+
 Suite *test_tb_flow_suite(void) {
     Suite *s = suite_create("tb_flow");
     TCase *t = tcase_create("flow");
@@ -433,8 +579,12 @@ Suite *test_tb_flow_suite(void) {
     tcase_add_test(t, test_broken_engine_is_said);
     tcase_add_test(t, test_pauses);
     tcase_add_test(t, test_scores);
+    tcase_add_test(t, test_scores_wait_and_end_as_others);
+    tcase_add_test(t, test_scores_of_one_version);
+    tcase_add_test(t, test_scores_feed_no_certificate);
     tcase_add_test(t, test_slow_reader_stops_the_engine);
     tcase_add_test(t, test_more_than_granted_is_refused);
+    tcase_add_test(t, test_a_tensor_by_its_handle);
     suite_add_tcase(s, t);
     return s;
 }

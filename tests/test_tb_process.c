@@ -62,7 +62,7 @@ static void resync(uint64_t live, uint64_t version) {
     fake_version(live, bytes);
     if (live)
         ck_assert(br_digest_equal(p.message.hello.adapter, fake_digest(bytes)));
-    fake_manifest(&raw, &m);
+    fake_manifest(TB_W_ADAPTER, &raw, &m);
     ck_assert(rig_say(&p, TB_MANIFEST, 0, 0, &m) && rig_expect(&p, TB_MANIFEST_ACK, 3000));
     tb_buffer_close(&raw);
     fake_version(version, bytes);

@@ -41,6 +41,7 @@ static const struct {
     {TB_BYE, {{TB_BYE, 0, 'I', 5, 'c'}, {TB_BYE, 0, 'I', 5, 'c'}, {TB_BYE, 0, 'I', 5, 'c'}, {TB_BYE, 0, 'I', 6, 'c'}}},
     {TB_MANIFEST, {{TB_MANIFEST_ACK, 0, I5o}, {NACK(TB_BAD_STATE), I5o}, {NACK(TB_BAD_STATE), I5o}, {NACK(TB_BUSY), C5o}}},
     {TB_MANIFEST_ACK, {FATAL(TB_BAD_DIRECTION)}},
+    {TB_MANIFEST_REQ, {ANSWERS(TB_MANIFEST)}},
     {TB_W_BEGIN, {{NOTHING, R5o}, {NACK(TB_BAD_STATE), I5o}, {NACK(TB_BAD_STATE), I5o}, {NACK(TB_BUSY), C5o}}},
     {TB_W_CHUNK, {{NACK(TB_BAD_STATE), I5o}, {NOTHING, R5o}, {NACK(TB_BAD_STATE), I5o}, {NACK(TB_BAD_STATE), C5o}}},
     {TB_W_END, {{NACK(TB_BAD_STATE), I5o}, {TB_W_PREPARED, 0, P5o}, {NACK(TB_BAD_STATE), I5o}, {NACK(TB_BAD_STATE), C5o}}},
@@ -49,6 +50,7 @@ static const struct {
     {TB_W_COMMIT, {{NACK(TB_BAD_STATE), I5o}, {NACK(TB_BAD_STATE), I5o}, {TB_W_COMMITTED, 0, 'I', 6, 'o'}, {NOTHING, C5o}}},
     {TB_W_COMMITTED, {FATAL(TB_BAD_DIRECTION)}},
     {TB_W_ABORT, {{NACK(TB_ABORTED), I5o}, {NACK(TB_ABORTED), I5o}, {NACK(TB_ABORTED), I5o}, {NACK(TB_BUSY), C5o}}},
+    {TB_W_IPC, {{NACK(TB_BAD_STATE), I5o}, {NACK(TB_NOT_BUILT), I5o}, {NACK(TB_BAD_STATE), I5o}, {NACK(TB_BAD_STATE), C5o}}},
     {TB_GEN_REQ, {{TB_GEN_PART, 0, I5o}, {TB_GEN_PART, 0, R5o}, {TB_GEN_PART, 0, P5o}, {NOTHING, C5o}}}, /* the last waits */
     {TB_GEN_PART, {FATAL(TB_BAD_DIRECTION)}},
     {TB_GEN_DONE, {FATAL(TB_BAD_DIRECTION)}},
@@ -60,7 +62,7 @@ static const struct {
     {TB_RESUME, {ANSWERS(TB_STATS)}},
     {TB_SLEEP, {{TB_STATS, 0, I5o}, {TB_ERROR, TB_BUSY, R5o}, {TB_ERROR, TB_BUSY, P5o}, {TB_ERROR, TB_BUSY, C5o}}},
     {TB_WAKE, {ANSWERS(TB_STATS)}},
-    {TB_SCORE_REQ, {ANSWERS(TB_SCORE_DONE)}},
+    {TB_SCORE_REQ, {{TB_SCORE_DONE, 0, I5o}, {TB_SCORE_DONE, 0, R5o}, {TB_SCORE_DONE, 0, P5o}, {NOTHING, C5o}}}, /* the last waits */
     {TB_SCORE_DONE, {FATAL(TB_BAD_DIRECTION)}},
     {TB_STATS_REQ, {ANSWERS(TB_STATS)}},
     {TB_STATS, {FATAL(TB_BAD_DIRECTION)}},
@@ -82,6 +84,8 @@ static void give_walked(int type) {
         give_end(NEXT);
     else if (type == TB_GEN_REQ)
         give_request(1, "walk", 4, 0, 1);
+    else if (type == TB_SCORE_REQ)
+        give_score(1, "walk", 2, 4);
     else {
         if (spec)
             rig_message(spec, 4, &m);
@@ -351,10 +355,10 @@ START_TEST(test_stalled_transfer_is_dropped) {
 END_TEST
 
 START_TEST(test_without_weights_ops) {
-    static const tb_type type[] = {TB_MANIFEST, TB_W_BEGIN, TB_W_CHUNK, TB_W_END, TB_W_COMMIT, TB_W_ABORT};
+    static const tb_type type[] = {TB_MANIFEST, TB_MANIFEST_REQ, TB_W_BEGIN, TB_W_CHUNK, TB_W_END, TB_W_COMMIT, TB_W_ABORT};
     open_session(LIVE);
     tb_session_options o = rig_session_options(&worker);
-    o.weights = NULL;
+    o.weights = o.full = NULL;
     tb_session_close(worker.session);
     CHECK_OK(tb_session_open(&o, &worker.session));
     sequence = 0;

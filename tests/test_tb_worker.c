@@ -2,6 +2,8 @@
  * by bit, certified or not, whole or aborted and resumed. */
 #include "br_file.h"
 #include "br_hash.h"
+#include "br_weights.h"
+#include "config_json.h"
 #include "engine_rig.h"
 #include "test_support.h"
 #include "tb_trainer.h"
@@ -317,6 +319,126 @@ START_TEST(test_swap_over_the_bridge) {
 }
 END_TEST
 
+/* ---- scores and full weights --------------------------------------------------------------------------------------------- */
+
+static void ask_scores(tb_trainer *tr, int i) {
+    static const char *const adapter[] = {"base", "a", "b"};
+    tb_score_req r = {.first_asked = (uint32_t)request[i].n_prompt, .adapter = tb_text_of(adapter[request[i].adapter + 1]),
+                      .token = {(const uint32_t *)want[i].token, (uint32_t)want[i].n_tok}};
+    memcpy(&r.temperature, &request[i].temperature, 4);
+    CHECK_OK(tb_trainer_send(tr, TB_SCORE_REQ, 0, (uint64_t)i, &(tb_message){.score_req = r}));
+}
+
+/* Scores of the rollout's texts, certifying requests of the same texts beside them: each is answered with the rollout's bits, or, under
+ * an adapter that certifies, not at all. */
+START_TEST(test_scores_over_the_bridge) {
+    make_reference();
+    const pid_t worker = start_worker("--once", NULL);
+    tb_trainer *tr = greet(&me, BR_OK);
+    ck_assert_uint_eq(tb_trainer_worker(tr)->can & TB_CAN_SCORE, TB_CAN_SCORE);
+    int n_held = 0;
+    for (int certify = 0; certify < 2; certify++) {
+        if (certify)
+            send_request(tr, 500, &request[0], &want[0], 0, TB_CERTIFY);
+        for (int i = 0; i < N; i++)
+            ask_scores(tr, i);
+        for (int n_done = 0; n_done < N;) {
+            tb_event e;
+            CHECK_OK(tb_trainer_next(tr, TIMEOUT_MS, &e));
+            if (e.header.type != TB_SCORE_DONE)
+                continue;
+            const int i = (int)e.header.subject;
+            const tb_score_done *done = &e.message.score_done;
+            const int is_held = certify && request[i].adapter == request[0].adapter;
+            n_done++;
+            n_held += is_held;
+            ck_assert_uint_eq(done->status, is_held ? BR_E_LIMIT : BR_OK);
+            ck_assert_uint_eq(done->logprob.n, is_held ? 0 : (uint32_t)want[i].n_tok);
+            for (int32_t t = 0; !is_held && t < want[i].n_tok; t++)
+                ck_assert_uint_eq(done->logprob.p[t], t < request[i].n_prompt ? BR_UNSCORED : want[i].logprob[0][t]);
+        }
+    }
+    ck_assert_int_gt(n_held, 0);
+    tb_trainer_close(tr, 1);
+    ck_assert_int_eq(end_of(worker), 0);
+}
+END_TEST
+
+static void send_base(tb_trainer *tr, const br_weights *weights, br_digest digest, int flip, tb_event *e) {
+    static const uint32_t DTYPE[] = {[BR_DTYPE_BF16] = TB_BF16, [BR_DTYPE_F32] = TB_F32, [BR_DTYPE_U8] = TB_U8};
+    const int64_t n = br_weights_count(weights);
+    tb_buffer list = {0};
+    for (int64_t i = n - 1; i >= 0; i--) { /* an order of the trainer's own */
+        const br_tensor *t = br_weights_at(weights, i);
+        tb_tensor wire = {.name = tb_text_of(t->name), .dtype = DTYPE[t->dtype], .kind = TB_BASE, .n_dim = (uint32_t)t->n_dim};
+        for (int32_t d = 0; d < t->n_dim; d++)
+            wire.dim[d] = (uint64_t)t->dim[d];
+        tb_tensor_add(&list, &wire);
+    }
+    tb_message m = {.manifest = {{{list.bytes, list.n}, (uint32_t)n}}};
+    CHECK_OK(tb_trainer_send(tr, TB_MANIFEST, 0, 0, &m));
+    expect(tr, TB_MANIFEST_ACK, e);
+    m = (tb_message){.w_begin = {.kind = TB_W_FULL, .manifest = e->message.manifest_ack.hash}};
+    CHECK_OK(tb_trainer_send(tr, TB_W_BEGIN, 1, 0, &m));
+    for (int64_t i = 0; i < n; i++) {
+        const br_tensor *t = br_weights_at(weights, n - 1 - i);
+        unsigned char *bytes = rig_alloc(t->n_byte + 1, 1);
+        memcpy(bytes, t->data, t->n_byte);
+        bytes[0] ^= (unsigned char)(flip && i == n / 2);
+        CHECK_OK(tb_trainer_send_chunk(tr, 1, (uint64_t)i, 0, bytes, t->n_byte / 2));
+        CHECK_OK(tb_trainer_send_chunk(tr, 1, (uint64_t)i, t->n_byte / 2, bytes + t->n_byte / 2, t->n_byte - t->n_byte / 2));
+        free(bytes);
+    }
+    CHECK_OK(tb_trainer_send(tr, TB_W_END, 1, 0, &(tb_message){.w_digest = {digest}}));
+    expect(tr, flip ? TB_W_NACK : TB_W_PREPARED, e);
+    tb_buffer_close(&list);
+}
+
+/* Another checkpoint goes over the bridge tensor by tensor: from then on the worker is as one that was started on it. */
+START_TEST(test_full_weights_over_the_bridge) {
+    static got all[N];
+    char other[300];
+    br_report report;
+    br_config config;
+    br_weights *weights;
+    tb_event e;
+    make_reference();
+    snprintf(other, sizeof other, "%s/other", test_tmp_dir());
+    const br_init_options init = {.preset = "pico", .out_dir = other, .seed = 77};
+    CHECK_OK(br_job_init(&init, NULL, &report));
+    br_engine_options o = rig_options(&model);
+    o.model_dir = other;
+    rig_generate(&o, request, NULL, N, want);
+    CHECK_OK(br_config_read(other, &config));
+    CHECK_OK(br_weights_open(other, &config, &weights));
+    const pid_t worker = start_worker("--swap-rank", "32");
+    tb_trainer *tr = greet(&me, BR_OK);
+    ck_assert_uint_eq(tb_trainer_worker(tr)->can & TB_CAN_FULL, TB_CAN_FULL);
+    send_base(tr, weights, report.weights_digest, 1, &e);
+    ck_assert_uint_eq(e.message.w_nack.code, TB_BAD_DIGEST);
+    send_base(tr, weights, report.weights_digest, 0, &e);
+    CHECK_OK(tb_trainer_send(tr, TB_W_COMMIT, 1, 0, &(tb_message){.stats = {0}}));
+    expect(tr, TB_W_COMMITTED, &e);
+    ck_assert(e.header.version == 1 && br_digest_equal(e.message.w_committed.digest, report.weights_digest));
+    CHECK_OK(tb_trainer_send(tr, TB_STATS_REQ, 0, 0, &(tb_message){.stats = {0}}));
+    expect(tr, TB_STATS, &e);
+    const tb_stats stats = e.message.stats;
+    ck_assert(stats.base_version == 1 && stats.live_version == 0 && br_digest_equal(stats.base, report.weights_digest));
+    ck_assert(br_digest_equal(stats.adapter, tb_trainer_worker(tr)->adapter));
+    for (int i = 0; i < N; i++)
+        send_request(tr, (uint64_t)i, &request[i], &want[i], 0, 0);
+    for (int i = 0; i < N; i++) {
+        while (!all[i].done)
+            take(tr, all);
+        check(i, &all[i], 0);
+    }
+    tb_trainer_close(tr, 1);
+    ck_assert_int_eq(end_of(worker), 0);
+    br_weights_close(weights);
+    br_report_free(&report);
+}
+END_TEST
+
 START_TEST(test_what_it_refuses) {
     const uint32_t token[2] = {1, 2};
     tb_hello other;
@@ -331,9 +453,9 @@ START_TEST(test_what_it_refuses) {
     CHECK_OK(tb_trainer_send(tr, TB_W_COMMIT, 1, 0, &(tb_message){.stats = {0}}));
     CHECK_OK(tb_trainer_next(tr, TIMEOUT_MS, &e));
     ck_assert_int_eq(e.header.type, TB_W_NACK);
-    CHECK_OK(tb_trainer_send(tr, TB_SCORE_REQ, 0, 1, &(tb_message){.score_req = {.token = {token, 2}}}));
+    CHECK_OK(tb_trainer_send(tr, TB_SCORE_REQ, 0, 1, &(tb_message){.score_req = {.first_asked = 2, .token = {token, 2}}}));
     CHECK_OK(tb_trainer_next(tr, TIMEOUT_MS, &e));
-    ck_assert_uint_eq(e.message.score_done.status, BR_E_UNSUPPORTED);
+    ck_assert_uint_eq(e.message.score_done.status, BR_E_ARG); /* nothing is behind its last token */
     request[0].max_new = 4;
     want[0].token[0] = 1 << 20; /* not in the vocabulary */
     send_request(tr, 0, &request[0], &want[0], 0, 0);
@@ -392,6 +514,8 @@ Suite *test_tb_worker_suite(void) {
     tcase_add_test(t, test_bits_over_the_bridge);
     tcase_add_test(t, test_abort_and_resume);
     tcase_add_test(t, test_swap_over_the_bridge);
+    tcase_add_test(t, test_scores_over_the_bridge);
+    tcase_add_test(t, test_full_weights_over_the_bridge);
     tcase_add_test(t, test_what_it_refuses);
     tcase_add_test(t, test_engine_over_mpi);
     tcase_add_test(t, test_usage);

@@ -58,20 +58,20 @@ static const struct {
     {KERNELS, "src/base br_device.h bi_grad.h " NUMERIC}, /* the last for what a build without CUDA says */
     {KERNELS "/backward", "src/base br_device.h " KERNELS " " NUMERIC},
     {"src/device", "src/base"},
-    {"src/io", "src/base"},
+    {"src/io", "src/base bitroll_ledger.h"},
     {"src/comm", "src/base"},
     {"src/kv", "src/base"},
     {"src/sched", "src/base src/kv"},
     {"src/weights", "src/base safetensors.h st_index.h bi_weightgen.h"},
     {"lora", "src/base src/weights safetensors.h json_scope.h recipe_json.h bi_weightgen.h"},
-    {"src/model", "src/base br_device.h src/weights src/kv src/comm " KERNELS " " NUMERIC " lora_slots.h"},
+    {"src/model", "src/base br_device.h device_view.h src/weights src/kv src/comm " KERNELS " " NUMERIC " lora_slots.h"},
     {"src/logprob", "src/base " KERNELS},
     {"src/ops", "src/base br_device.h config_json.h br_model.h bitroll_ops.h " KERNELS " " KERNELS "/backward"},
-    {"src/proof", "src/base src/io"},
-    {"src/stats", "src/base src/io"},
-    {"weightsync", "src/base src/weights lora"},
-    {"src/engine", "src/base src/device src/io src/comm src/kv src/sched src/weights src/model src/logprob src/proof src/stats lora weightsync "
-                   KERNELS " " NUMERIC},
+    {"src/proof", "src/base src/io bitroll_ledger.h"},
+    {"src/stats", "src/base src/io bitroll_ledger.h"},
+    {"weightsync", "src/base br_device.h device_view.h src/weights lora"},
+    {"src/engine", "bitroll_ledger.h src/base src/device src/io src/comm src/kv src/sched src/weights src/model src/logprob src/proof src/stats lora "
+                   "weightsync " KERNELS " " NUMERIC},
     {"src/bench", "src/base src/device src/io src/model src/weights src/engine " KERNELS " " NUMERIC},
     {"src/cli", ""},
     {"trainer_bridge", "src/base"},
@@ -136,6 +136,7 @@ void tidy_rule_system_headers(const tidy_tree *tree, const tidy_file *file, tidy
     } owner[] = {
         {"hdf5.h", "src/io"},
         {"jansson.h", "src/io lora"},
+        {"openssl/evp.h", "src/proof"},
         {"xxhash.h", "src/base"},
         {"pthread.h", "src/base src/engine trainer_bridge"},
         {"mpi.h", "trainer_bridge"},
@@ -163,7 +164,7 @@ static void stem_of(const char *path, char stem[NAME_BYTES]) {
 
 static int has_stem_rule(const char *path) {
     const char *name = base_name(path);
-    return tidy_is_c(path) || strstr(name, ".sh") || strstr(name, ".py");
+    return tidy_is_c(path) || strstr(name, ".sh") || (strstr(name, ".py") && strcmp(name, "__init__.py") != 0);
 }
 
 void tidy_rule_stems(const tidy_tree *tree, const tidy_file *file, tidy_report *out) {

@@ -60,6 +60,7 @@ TEXT
 fi
 "$place/bin/bitroll-python" - >&2 <<'TEXT' || die "the environment does not work"
 import sys, torch, megatron.core
-print(f"python {sys.version.split()[0]}, torch {torch.__version__}, megatron-core {megatron.core.__version__}")
+from importlib.metadata import version
+print(f"python {sys.version.split()[0]}, torch {torch.__version__}, megatron-core {megatron.core.__version__}, peft {version('peft')}")
 TEXT
 printf '%s\n' "$place/bin/bitroll-python"

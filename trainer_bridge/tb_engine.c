@@ -1,4 +1,4 @@
-/* Generation by an engine of bitroll.h: requests are translated, nothing is computed. Layer: trainer_bridge. */
+/* Generation and scoring by an engine of bitroll.h: requests are translated, nothing is computed. Layer: trainer_bridge. */
 #include "tb_worker.h"
 
 #include <string.h>
@@ -28,6 +28,17 @@ static br_status engine_submit(void *context, const tb_gen_req *r, uint64_t *id)
     return br_submit(context, &request, id);
 }
 
+/* The log-prob of the first token is asked for in vain. */
+static br_status engine_score(void *context, const tb_score_req *r, uint64_t *id) {
+    char adapter[BR_UID_BYTES_MAX + 1];
+    br_request request = {.uid = "scored", .prompt = (const int32_t *)r->token.p, .n_prompt = (int32_t)r->token.n,
+                          .adapter = r->adapter.n ? adapter : NULL, .sampling = br_sampling_default(),
+                          .score_from = r->first_asked ? (int32_t)r->first_asked : 1};
+    text_to(adapter, sizeof adapter, r->adapter);
+    memcpy(&request.sampling.temperature, &r->temperature, sizeof request.sampling.temperature);
+    return br_submit(context, &request, id);
+}
+
 static br_status engine_cancel(void *context, uint64_t id) {
     return br_abort(context, id);
 }
@@ -46,5 +57,5 @@ static br_status engine_versions(void *context, uint64_t id, br_versions *out) {
 
 tb_engine_ops tb_engine_of(br_engine *engine) {
     return (tb_engine_ops){.context = engine, .submit = engine_submit, .cancel = engine_cancel, .poll = engine_poll, .versions = engine_versions,
-                           .error = engine_error};
+                           .error = engine_error, .score = engine_score};
 }

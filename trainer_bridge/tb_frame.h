@@ -76,7 +76,13 @@ typedef struct tb_buffer {
 
 unsigned char *tb_buffer_take(tb_buffer *buffer, size_t n); /* n zeroed bytes at the end, NULL after a failure */
 void tb_buffer_add(tb_buffer *buffer, const void *bytes, size_t n);
+#ifdef __GNUC__
+#pragma GCC visibility push(default) /* for the trainer's bridge library */
+#endif
 void tb_buffer_close(tb_buffer *buffer);
+#ifdef __GNUC__
+#pragma GCC visibility pop
+#endif
 
 /* As br_fail, for codes. */
 tb_code tb_fail(tb_code code, const char *format, ...) __attribute__((format(printf, 2, 3)));

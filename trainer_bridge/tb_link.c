@@ -8,13 +8,17 @@
 #include <string.h>
 #include <time.h>
 
-enum { PUMP_MS = 20 }; /* how long arrivals may wait while the owner computes */
+enum {
+    PUMP_MS = 20,            /* how long arrivals may wait while the owner computes */
+    INLINE_BYTES = 32 << 10  /* a longer payload is not copied: it ends its batch */
+};
 
 struct tb_link {
     tb_transport *t;
     int64_t beat_ms, stall_ms;
     pthread_mutex_t send_lock; /* of the fields below, over a whole send */
-    uint64_t sequence, session; /* session 0: no frame was sent, so no HEARTBEAT is either */
+    tb_buffer batch;            /* frames that are not sent yet */
+    uint64_t sequence, session; /* session 0: there was no frame, so no HEARTBEAT is sent either */
     int64_t sent_ms;
     br_status broken;
     char sentence[256];
@@ -24,37 +28,71 @@ struct tb_link {
     pthread_t thread;
 };
 
-/* send_lock is held. */
-static br_status send_sealed(tb_link *l, const tb_header *header, const void *payload, uint64_t n) {
+/* ---- sending, under send_lock -------------------------------------------------------------------------------------------- */
+
+static br_status break_off(tb_link *l, br_status status) {
+    if (status != BR_OK)
+        snprintf(l->sentence, sizeof l->sentence, "%s", br_last_error());
+    return l->broken = status;
+}
+
+/* The batch; `body` is the last payload where it is not in there. */
+static br_status send_batch(tb_link *l, const void *body, uint64_t n_body) {
+    const tb_batch batch = {l->batch.bytes, l->batch.n, body, n_body};
+    if (l->broken != BR_OK)
+        return br_fail(l->broken, "%s", l->sentence);
+    if (l->batch.n == 0)
+        return BR_OK;
+    l->batch.n = 0;
+    const br_status status = break_off(l, tb_transport_send(l->t, &batch, l->stall_ms));
+    l->sent_ms = tb_now_ms();
+    return status;
+}
+
+static br_status put(tb_link *l, const tb_header *header, const void *payload, uint64_t n) {
+    const uint64_t n_inline = n <= INLINE_BYTES ? n : 0;
     unsigned char head[TB_HEADER_BYTES];
     tb_header h = *header;
+    if (l->batch.n + sizeof head + n_inline > TB_BATCH_MAX)
+        (void)send_batch(l, NULL, 0);
     if (l->broken != BR_OK)
         return br_fail(l->broken, "%s", l->sentence);
     h.major = TB_MAJOR;
     h.minor = TB_MINOR;
     h.sequence = l->sequence++;
-    tb_header_seal(&h, payload, n, head);
-    l->broken = tb_transport_send(l->t, head, payload, n, l->stall_ms);
-    if (l->broken != BR_OK)
-        snprintf(l->sentence, sizeof l->sentence, "%s", br_last_error());
     l->session = h.session;
-    l->sent_ms = tb_now_ms();
-    return l->broken;
+    tb_header_seal(&h, payload, n, head);
+    tb_buffer_add(&l->batch, head, sizeof head);
+    tb_buffer_add(&l->batch, payload, n_inline);
+    if (l->batch.failed != BR_OK)
+        return break_off(l, l->batch.failed);
+    return n_inline == n ? BR_OK : send_batch(l, payload, n);
 }
 
-br_status tb_link_send(tb_link *link, const tb_header *header, const void *payload, uint64_t n) {
+br_status tb_link_put(tb_link *link, const tb_header *header, const void *payload, uint64_t n) {
     pthread_mutex_lock(&link->send_lock);
-    const br_status status = send_sealed(link, header, payload, n);
+    const br_status status = put(link, header, payload, n);
     pthread_mutex_unlock(&link->send_lock);
     return status;
 }
+
+br_status tb_link_flush(tb_link *link) {
+    pthread_mutex_lock(&link->send_lock);
+    const br_status status = send_batch(link, NULL, 0);
+    pthread_mutex_unlock(&link->send_lock);
+    return status;
+}
+
+/* ---- life ---------------------------------------------------------------------------------------------------------------- */
 
 /* A send that is under way is itself a sign of life. */
 static void beat(tb_link *l) {
     if (pthread_mutex_trylock(&l->send_lock) != 0)
         return;
-    if (l->session && l->broken == BR_OK && tb_now_ms() - l->sent_ms >= l->beat_ms)
-        (void)send_sealed(l, &(tb_header){.type = TB_HEARTBEAT, .session = l->session}, NULL, 0);
+    if (l->session && l->broken == BR_OK && tb_now_ms() - l->sent_ms >= l->beat_ms) {
+        (void)put(l, &(tb_header){.type = TB_HEARTBEAT, .session = l->session}, NULL, 0);
+        (void)send_batch(l, NULL, 0);
+    }
     pthread_mutex_unlock(&l->send_lock);
 }
 
@@ -136,5 +174,6 @@ void tb_link_close(tb_link *link) {
     pthread_mutex_destroy(&link->stop_lock);
     pthread_mutex_destroy(&link->send_lock);
     tb_transport_close(link->t);
+    tb_buffer_close(&link->batch);
     br_mem_free(link);
 }

@@ -13,8 +13,10 @@ typedef struct tb_link tb_link;
 
 /* beat_ms 0: no thread (loopback tests). stall_ms: how long a send may move nothing. The link owns the transport, also on error. */
 br_status tb_link_open(tb_transport *t, int64_t beat_ms, int64_t stall_ms, tb_link **out);
-/* Sends a frame: sequence, length, hash and CRC are set here. After a failure every send fails with the same sentence. */
-br_status tb_link_send(tb_link *link, const tb_header *header, const void *payload, uint64_t n);
+/* Adds a frame to those that go out together: sequence, length, hash and CRC are set here. Sends when a batch is full; what is left waits
+ * for tb_link_flush, which the owner calls before it waits for anything. After a failure every call fails with the same sentence. */
+br_status tb_link_put(tb_link *link, const tb_header *header, const void *payload, uint64_t n);
+br_status tb_link_flush(tb_link *link);
 tb_frame *tb_link_receive(tb_link *link, int64_t wait_ms); /* as tb_transport_receive */
 int tb_link_ended(tb_link *link);
 int64_t tb_link_heard(tb_link *link); /* when anything last arrived, parts of a frame included */

@@ -15,8 +15,8 @@ typedef struct pair {
 
 typedef struct sent {
     struct sent *next;
-    uint64_t n_body;
-    unsigned char head[TB_HEADER_BYTES], body[];
+    uint64_t n_frames, n_body;
+    unsigned char bytes[]; /* frames, body */
 } sent;
 
 typedef struct loopback {
@@ -27,17 +27,14 @@ typedef struct loopback {
 } loopback;
 
 static void deliver(loopback *l, sent *s) {
-    tb_header header;
-    const tb_code code = tb_header_read(s->head, sizeof s->head, &header);
-    if (code != TB_OK) {
-        tb_inbox_end(&l->t, code, br_last_error());
+    tb_header last;
+    if (!tb_inbox_put_batch(&l->t, s->bytes, s->n_frames, &last))
         return;
-    }
-    tb_frame *frame = tb_inbox_frame(&l->t, &header, s->n_body);
+    tb_frame *frame = tb_inbox_frame(&l->t, &last, s->n_body);
     if (!frame)
         return;
     if (s->n_body)
-        memcpy(frame->payload, s->body, s->n_body);
+        memcpy(frame->payload, s->bytes + s->n_frames, s->n_body);
     tb_inbox_put(&l->t, frame);
 }
 
@@ -56,18 +53,19 @@ static void loopback_pump(tb_transport *t) {
     pthread_mutex_unlock(&l->both->lock);
 }
 
-static br_status loopback_push(tb_transport *t, const unsigned char *head, const void *body, uint64_t n_body, int *done) {
+static br_status loopback_push(tb_transport *t, const tb_batch *batch, int *done) {
     loopback *l = (loopback *)t;
     sent *s;
-    br_status status = br_mem_alloc((void **)&s, sizeof *s + n_body, "a frame on its way");
+    br_status status = br_mem_alloc((void **)&s, sizeof *s + batch->n_frames + batch->n_body, "frames on their way");
     if (status != BR_OK)
         return status;
-    memcpy(s->head, head, sizeof s->head);
-    if (n_body)
-        memcpy(s->body, body, n_body);
-    s->n_body = n_body;
+    memcpy(s->bytes, batch->frames, batch->n_frames);
+    if (batch->n_body)
+        memcpy(s->bytes + batch->n_frames, batch->body, batch->n_body);
+    s->n_frames = batch->n_frames;
+    s->n_body = batch->n_body;
     *done = 1;
-    t->n_moved += sizeof s->head + n_body;
+    t->n_moved += s->n_frames + s->n_body;
     pthread_mutex_lock(&l->both->lock);
     if (l->peer) {
         *l->peer->end = s;

@@ -22,12 +22,15 @@ static const tb_field error_fields[] = {
     U32(tb_error, code, 1, U32_MAX), U32(tb_error, fatal, 0, 1), TEXT(tb_error, text, 0, TB_TEXT_MAX), END};
 static const tb_field bye_fields[] = {TEXT(tb_bye, text, 0, TB_TEXT_MAX), END};
 static const tb_field manifest_fields[] = {NUMBER(TB_TENSORS, tb_manifest, tensors, 1, TB_TENSOR_MAX), END};
+static const tb_field manifest_req_fields[] = {TEXT(tb_manifest_req, adapter, 0, BR_UID_BYTES_MAX), END};
 static const tb_field manifest_ack_fields[] = {
     U64(tb_manifest_ack, hash), U64(tb_manifest_ack, n_bytes), U32(tb_manifest_ack, n_tensor, 1, TB_TENSOR_MAX), END};
 static const tb_field w_begin_fields[] = {
     U32(tb_w_begin, flags, 0, TB_INITIAL | TB_RESYNC), U32(tb_w_begin, kind, TB_W_ADAPTER, TB_W_FULL), U64(tb_w_begin, base_version),
     U64(tb_w_begin, n_bytes), U64(tb_w_begin, manifest), TEXT(tb_w_begin, adapter, 0, BR_UID_BYTES_MAX), END};
 static const tb_field w_chunk_fields[] = {U64(tb_w_chunk, offset), NUMBER(TB_REST, tb_w_chunk, data, 0, TB_PAYLOAD_MAX - 8), END};
+static const tb_field w_ipc_fields[] = {
+    U64(tb_w_ipc, offset), NUMBER(TB_REST, tb_w_ipc, handle, BR_IPC_HANDLE_BYTES, BR_IPC_HANDLE_BYTES), END};
 static const tb_field w_digest_fields[] = {DIGEST(tb_w_digest, digest), END};
 static const tb_field w_nack_fields[] = {U32(tb_w_nack, code, 1, U32_MAX), TEXT(tb_w_nack, text, 0, TB_TEXT_MAX), END};
 static const tb_field w_committed_fields[] = {U64(tb_w_committed, step), DIGEST(tb_w_committed, digest), END};
@@ -58,7 +61,8 @@ static const tb_field score_done_fields[] = {
 static const tb_field stats_fields[] = {
     U64(tb_stats, live_version), U64(tb_stats, n_done), U64(tb_stats, n_tok), U32(tb_stats, n_held, 0, U32_MAX),
     U32(tb_stats, n_running, 0, U32_MAX), U32(tb_stats, n_unreleased, 0, U32_MAX), U32(tb_stats, weights, 0, 3),
-    U32(tb_stats, paused, 0, 1), U32(tb_stats, mode, 0, TB_PAUSE_MODE_COUNT - 1), U32(tb_stats, asleep, 0, 1), END};
+    U32(tb_stats, paused, 0, 1), U32(tb_stats, mode, 0, TB_PAUSE_MODE_COUNT - 1), U32(tb_stats, asleep, 0, 1), U64(tb_stats, base_version),
+    DIGEST(tb_stats, adapter), DIGEST(tb_stats, base), END};
 
 enum { T = TB_TRAINER, W = TB_WORKER, BOTH = TB_TRAINER | TB_WORKER };
 
@@ -68,8 +72,9 @@ const tb_spec tb_specs[] = {
     {TB_HEARTBEAT, "HEARTBEAT", BOTH, 0, NULL},
     {TB_ERROR, "ERROR", BOTH, 0, error_fields},
     {TB_BYE, "BYE", BOTH, 0, bye_fields},
-    {TB_MANIFEST, "MANIFEST", T, 0, manifest_fields},
+    {TB_MANIFEST, "MANIFEST", BOTH, 0, manifest_fields},
     {TB_MANIFEST_ACK, "MANIFEST_ACK", W, 0, manifest_ack_fields},
+    {TB_MANIFEST_REQ, "MANIFEST_REQ", T, 0, manifest_req_fields},
     {TB_W_BEGIN, "W_BEGIN", T, 0, w_begin_fields},
     {TB_W_CHUNK, "W_CHUNK", T, 1, w_chunk_fields},
     {TB_W_END, "W_END", T, 0, w_digest_fields},
@@ -78,6 +83,7 @@ const tb_spec tb_specs[] = {
     {TB_W_COMMIT, "W_COMMIT", T, 0, NULL},
     {TB_W_COMMITTED, "W_COMMITTED", W, 0, w_committed_fields},
     {TB_W_ABORT, "W_ABORT", T, 0, NULL},
+    {TB_W_IPC, "W_IPC", T, 0, w_ipc_fields},
     {TB_GEN_REQ, "GEN_REQ", T, 0, gen_req_fields},
     {TB_GEN_PART, "GEN_PART", W, 1, gen_part_fields},
     {TB_GEN_DONE, "GEN_DONE", W, 1, gen_done_fields},
@@ -315,6 +321,8 @@ static tb_code decode_field(reader *r, const tb_field *f, void *at) {
     case TB_WORDS: return read_words(r, f->min, f->max, at);
     case TB_TENSORS: return read_tensors(r, f, at);
     case TB_REST:
+        if (r->n - r->at < f->min || r->n - r->at > f->max)
+            return bad(r, "another number of bytes", r->n - r->at);
         *(tb_bytes *)at = (tb_bytes){r->p + r->at, r->n - r->at};
         r->at = r->n;
         return TB_OK;

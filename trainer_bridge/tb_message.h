@@ -11,9 +11,9 @@
 
 typedef enum tb_type {
     TB_HELLO = 1, TB_HELLO_ACK = 2, TB_HEARTBEAT = 3, TB_ERROR = 4, TB_BYE = 5,
-    TB_MANIFEST = 16, TB_MANIFEST_ACK = 17,
+    TB_MANIFEST = 16, TB_MANIFEST_ACK = 17, TB_MANIFEST_REQ = 18,
     TB_W_BEGIN = 32, TB_W_CHUNK = 33, TB_W_END = 34, TB_W_PREPARED = 35, TB_W_NACK = 36, TB_W_COMMIT = 37, TB_W_COMMITTED = 38,
-    TB_W_ABORT = 39,
+    TB_W_ABORT = 39, TB_W_IPC = 40,
     TB_GEN_REQ = 48, TB_GEN_PART = 49, TB_GEN_DONE = 50, TB_GEN_ABORT = 51, TB_GEN_RELEASE = 52, TB_GEN_HELD = 53,
     TB_CREDIT = 64, TB_PAUSE = 65, TB_RESUME = 66, TB_SLEEP = 67, TB_WAKE = 68,
     TB_SCORE_REQ = 80, TB_SCORE_DONE = 81,
@@ -35,7 +35,7 @@ typedef struct tb_bytes { const unsigned char *p; uint64_t n; } tb_bytes;
 typedef struct tb_tensors { tb_bytes raw; uint32_t n; } tb_tensors; /* walked by tb_tensor_next */
 
 typedef enum tb_role { TB_TRAINER = 1, TB_WORKER = 2 } tb_role;
-enum { TB_CAN_GENERATE = 1, TB_CAN_SCORE = 2, TB_CAN_SWAP = 4, TB_CAN_CERTIFY = 8 };
+enum { TB_CAN_GENERATE = 1, TB_CAN_SCORE = 2, TB_CAN_SWAP = 4, TB_CAN_CERTIFY = 8, TB_CAN_IPC = 16, TB_CAN_FULL = 32 };
 typedef struct tb_hello {
     uint32_t role, abi, can, pid;
     uint64_t live_version;
@@ -54,17 +54,21 @@ typedef struct tb_tensor {
     uint64_t dim[TB_DIM_MAX];
     uint64_t n_bytes; /* computed; may be 0 */
 } tb_tensor;
+typedef struct tb_manifest_req { tb_text adapter; } tb_manifest_req; /* answered by the worker's own MANIFEST */
 typedef struct tb_manifest { tb_tensors tensors; } tb_manifest;
 typedef struct tb_manifest_ack { uint64_t hash, n_bytes; uint32_t n_tensor; } tb_manifest_ack; /* hash: XXH64 of MANIFEST's payload */
 
-enum { TB_INITIAL = 1, TB_RESYNC = 2 };            /* flags of W_BEGIN */
-enum { TB_W_ADAPTER = 1, TB_W_FULL = 2 };          /* kind */
+enum { TB_INITIAL = 1, TB_RESYNC = 2 };            /* flags of W_BEGIN; INITIAL of adapters only */
+enum { TB_W_ADAPTER = 1, TB_W_FULL = 2, TB_W_KIND_COUNT = 2 };
 typedef struct tb_w_begin {
     uint32_t flags, kind;
-    uint64_t base_version, n_bytes, manifest;
+    uint64_t base_version, n_bytes, manifest; /* the header's version is counted by kind: of the adapter, or of the base */
     tb_text adapter;
 } tb_w_begin;
 typedef struct tb_w_chunk { uint64_t offset; tb_bytes data; } tb_w_chunk; /* the header's subject: index of the tensor */
+/* In place of W_CHUNK where the worker CAN_IPC: the whole tensor lies in GPU memory of the trainer, as br_ipc_export names it, and stays as it
+ * is until W_PREPARED. A worker that cannot open it answers W_NACK; then the bytes are sent. */
+typedef struct tb_w_ipc { uint64_t offset; tb_bytes handle; } tb_w_ipc;
 typedef struct tb_w_digest { br_digest digest; } tb_w_digest;           /* W_END, W_PREPARED */
 typedef struct tb_w_nack { uint32_t code; tb_text text; } tb_w_nack;
 typedef struct tb_w_committed { uint64_t step; br_digest digest; } tb_w_committed; /* digest: of the live memory */
@@ -99,25 +103,31 @@ typedef enum tb_pause_mode { TB_DRAIN = 0, TB_STOP = 1, TB_FINISH_OLD = 2, TB_IN
 typedef struct tb_pause { uint32_t mode; } tb_pause;
 
 typedef struct tb_score_req {
-    uint32_t first_asked, temperature;
-    tb_text adapter;
+    uint32_t first_asked, temperature; /* first_asked: position of the first token whose log-prob is asked for; 0 is as 1 */
+    tb_text adapter;                   /* empty: base */
     tb_words token;
 } tb_score_req;
+/* logprob: one a token, BR_UNSCORED before first_asked; none when status is not BR_OK. */
 typedef struct tb_score_done { uint32_t status; tb_words logprob; tb_text text; } tb_score_done;
 
 typedef struct tb_stats {
     uint64_t live_version, n_done, n_tok;
     uint32_t n_held, n_running, n_unreleased, weights, paused, mode, asleep; /* weights: tb_weights_state */
+    uint64_t base_version; /* 0: as loaded */
+    br_digest adapter;     /* of live_version: in the answer to STATS_REQ computed now from the memory that forwards read */
+    br_digest base;        /* of base_version */
 } tb_stats;
 
 typedef union tb_message {
     tb_hello hello;
     tb_error error;
     tb_bye bye;
+    tb_manifest_req manifest_req;
     tb_manifest manifest;
     tb_manifest_ack manifest_ack;
     tb_w_begin w_begin;
     tb_w_chunk w_chunk;
+    tb_w_ipc w_ipc;
     tb_w_digest w_digest;
     tb_w_nack w_nack;
     tb_w_committed w_committed;
@@ -162,9 +172,15 @@ void tb_message_encode(tb_type type, const tb_message *message, tb_buffer *out);
 /* TB_BAD_PAYLOAD with the field's name, TB_BAD_TYPE. `n` bytes at `payload`, a multiple of 4 in memory. */
 tb_code tb_message_decode(uint32_t type, const void *payload, uint64_t n, tb_message *out);
 
+#ifdef __GNUC__
+#pragma GCC visibility push(default) /* for the trainer's bridge library */
+#endif
 void tb_tensor_add(tb_buffer *raw, const tb_tensor *tensor); /* builds tb_tensors.raw */
 /* Hands out the next tensor of a list that was decoded; *at starts at 0. Returns 0 at the end. */
 int tb_tensor_next(const tb_tensors *tensors, uint64_t *at, tb_tensor *out);
+#ifdef __GNUC__
+#pragma GCC visibility pop
+#endif
 uint64_t tb_dtype_bytes(uint32_t dtype); /* 0: no such dtype */
 
 tb_text tb_text_of(const char *text); /* of a string */

@@ -1,9 +1,10 @@
-/* Frames over MPI: two messages a frame, header and payload; see tb_mpi.h. Layer: trainer_bridge. */
+/* Frames over MPI: a message a batch, and one more for a payload that lies outside of it; see tb_mpi.h. Layer: trainer_bridge. */
 #include "tb_mpi.h"
 
 #include "br_mem.h"
 
 #include <mpi.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -11,17 +12,17 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { TAG_HEAD = 7201, TAG_BODY = 7202, NAP_MIN_US = 50, NAP_MAX_US = 1000 };
+enum { TAG_FRAMES = 7201, TAG_BODY = 7202, EAGER_US = 1000, NAP_MIN_US = 50, NAP_MAX_US = 1000 };
 
-typedef enum phase { NOTHING, HEAD_COMES, BODY_AWAITED, BODY_COMES } phase;
+typedef enum phase { NOTHING, FRAMES_COME, BODY_AWAITED, BODY_COMES } phase;
 
 /* All that MPI may still read or write when the connection is closed. */
 typedef struct flight {
     struct flight *next; /* of those that are kept */
     MPI_Request in, out[2];
-    tb_frame *coming;
-    tb_buffer body; /* of the frame being sent: the caller's may be gone when a send that was given up completes after all */
-    unsigned char head_in[TB_HEADER_BYTES], head_out[TB_HEADER_BYTES];
+    tb_buffer frames_in;
+    tb_frame *coming; /* its payload is a message of its own */
+    tb_buffer sent;   /* frames and body: the caller's may be gone when a send that was given up completes after all */
 } flight;
 
 typedef struct mpi_end {
@@ -30,6 +31,7 @@ typedef struct mpi_end {
     int peer;
     phase phase;
     int sending;
+    _Atomic int64_t moved_us;
     atomic_int nap_us;
 } mpi_end;
 
@@ -42,9 +44,21 @@ static br_status mpi_fail(int error, const char *doing) {
     return br_fail(BR_E_IO, "MPI: %s: %.200s", doing, text);
 }
 
+static int64_t now_us(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
+}
+
+/* Where something has moved more will soon. */
 static void moved(mpi_end *m) {
-    m->t.heard_ms = tb_now_ms();
+    atomic_store(&m->moved_us, now_us());
     atomic_store(&m->nap_us, NAP_MIN_US);
+}
+
+static void heard(mpi_end *m) {
+    m->t.heard_ms = tb_now_ms();
+    moved(m);
 }
 
 static void lost(mpi_end *m, int error, const char *doing) {
@@ -54,8 +68,21 @@ static void lost(mpi_end *m, int error, const char *doing) {
 
 /* ---- receiving ----------------------------------------------------------------------------------------------------------- */
 
-/* Takes the next message of this tag if one is there and begins to receive it into `at`. A wrong length ends the stream. */
-static int begin(mpi_end *m, int tag, void *at, uint64_t n) {
+static void wrong_length(mpi_end *m, int count, uint64_t min, uint64_t max) {
+    char text[128];
+    if (min == max)
+        snprintf(text, sizeof text, "MPI: a message of %d bytes came where %llu were announced", count, (unsigned long long)max);
+    else
+        snprintf(text, sizeof text, "MPI: frames of %d bytes came in one message: expected %llu to %llu", count, (unsigned long long)min,
+                 (unsigned long long)max);
+    tb_inbox_end(&m->t, TB_TRUNCATED, text);
+}
+
+/* Takes the next message of this tag if one is there and begins to receive it: frames, or the payload that is awaited. A wrong length
+ * ends the stream. */
+static int begin(mpi_end *m, int tag) {
+    const int is_body = tag == TAG_BODY;
+    const uint64_t min = is_body ? m->f->coming->n : TB_HEADER_BYTES, max = is_body ? min : TB_BATCH_MAX;
     MPI_Message message;
     MPI_Status status;
     int there = 0, count = 0;
@@ -67,16 +94,20 @@ static int begin(mpi_end *m, int tag, void *at, uint64_t n) {
     if (!there)
         return 0;
     MPI_Get_count(&status, MPI_BYTE, &count);
-    if ((uint64_t)count != n) {
-        char text[128];
-        snprintf(text, sizeof text, "MPI: a message of %d bytes came where %llu were announced", count, (unsigned long long)n);
-        tb_inbox_end(&m->t, TB_TRUNCATED, text);
+    if ((uint64_t)count < min || (uint64_t)count > max) {
+        wrong_length(m, count, min, max);
+        return 0;
+    }
+    m->f->frames_in.n = 0;
+    void *at = is_body ? m->f->coming->payload : tb_buffer_take(&m->f->frames_in, (size_t)count);
+    if (!at) {
+        tb_inbox_end(&m->t, TB_FAILED, br_last_error());
         return 0;
     }
     error = MPI_Imrecv(at, count, MPI_BYTE, &message, &m->f->in);
     if (error != MPI_SUCCESS)
         lost(m, error, "receive");
-    moved(m);
+    heard(m);
     return error == MPI_SUCCESS;
 }
 
@@ -88,27 +119,22 @@ static int received(mpi_end *m) {
         return 0;
     }
     if (done)
-        moved(m);
+        heard(m);
     return done;
 }
 
-static void deliver(mpi_end *m) {
+static void frames_are_in(mpi_end *m) {
+    tb_header last;
+    m->phase = NOTHING;
+    if (tb_inbox_put_batch(&m->t, m->f->frames_in.bytes, m->f->frames_in.n, &last) &&
+        (m->f->coming = tb_inbox_frame(&m->t, &last, last.n_payload)))
+        m->phase = BODY_AWAITED;
+}
+
+static void body_is_in(mpi_end *m) {
     tb_inbox_put(&m->t, m->f->coming);
     m->f->coming = NULL;
     m->phase = NOTHING;
-}
-
-static int head_is_in(mpi_end *m) {
-    tb_header header;
-    const tb_code code = tb_header_read(m->f->head_in, sizeof m->f->head_in, &header);
-    if (code != TB_OK)
-        tb_inbox_end(&m->t, code, br_last_error());
-    else
-        m->f->coming = tb_inbox_frame(&m->t, &header, header.n_payload);
-    m->phase = BODY_AWAITED;
-    if (m->f->coming && m->f->coming->n == 0)
-        deliver(m);
-    return !m->t.ended;
 }
 
 static void mpi_pump(tb_transport *t) {
@@ -116,23 +142,24 @@ static void mpi_pump(tb_transport *t) {
     while (tb_inbox_has_room(t)) {
         switch (m->phase) {
         case NOTHING:
-            if (!begin(m, TAG_HEAD, m->f->head_in, TB_HEADER_BYTES))
+            if (!begin(m, TAG_FRAMES))
                 return;
-            m->phase = HEAD_COMES;
+            m->phase = FRAMES_COME;
             break;
-        case HEAD_COMES:
-            if (!received(m) || !head_is_in(m))
+        case FRAMES_COME:
+            if (!received(m))
                 return;
+            frames_are_in(m);
             break;
         case BODY_AWAITED:
-            if (!begin(m, TAG_BODY, m->f->coming->payload, m->f->coming->n))
+            if (!begin(m, TAG_BODY))
                 return;
             m->phase = BODY_COMES;
             break;
         case BODY_COMES:
             if (!received(m))
                 return;
-            deliver(m);
+            body_is_in(m);
             break;
         }
     }
@@ -140,29 +167,30 @@ static void mpi_pump(tb_transport *t) {
 
 /* ---- sending ------------------------------------------------------------------------------------------------------------- */
 
-static br_status mpi_push(tb_transport *t, const unsigned char *head, const void *body, uint64_t n_body, int *done) {
+static br_status mpi_push(tb_transport *t, const tb_batch *batch, int *done) {
     mpi_end *m = (mpi_end *)t;
     flight *f = m->f;
     int error = MPI_SUCCESS;
     if (!m->sending) {
-        memcpy(f->head_out, head, sizeof f->head_out);
-        f->body.n = 0;
-        tb_buffer_add(&f->body, body, n_body);
-        BR_TRY(f->body.failed);
-        error = MPI_Isend(f->head_out, TB_HEADER_BYTES, MPI_BYTE, m->peer, TAG_HEAD, MPI_COMM_WORLD, &f->out[0]);
-        if (error == MPI_SUCCESS && n_body)
-            error = MPI_Isend(f->body.bytes, (int)n_body, MPI_BYTE, m->peer, TAG_BODY, MPI_COMM_WORLD, &f->out[1]);
+        f->sent.n = 0;
+        tb_buffer_add(&f->sent, batch->frames, batch->n_frames);
+        tb_buffer_add(&f->sent, batch->body, batch->n_body);
+        BR_TRY(f->sent.failed);
+        error = MPI_Isend(f->sent.bytes, (int)batch->n_frames, MPI_BYTE, m->peer, TAG_FRAMES, MPI_COMM_WORLD, &f->out[0]);
+        if (error == MPI_SUCCESS && batch->n_body)
+            error = MPI_Isend(f->sent.bytes + batch->n_frames, (int)batch->n_body, MPI_BYTE, m->peer, TAG_BODY, MPI_COMM_WORLD, &f->out[1]);
         if (error != MPI_SUCCESS)
             return mpi_fail(error, "send");
         m->sending = 1;
+        moved(m);
     }
     error = MPI_Testall(2, f->out, done, MPI_STATUSES_IGNORE);
     if (error != MPI_SUCCESS)
         return mpi_fail(error, "send");
     if (*done) {
         m->sending = 0;
-        t->n_moved += TB_HEADER_BYTES + n_body;
-        atomic_store(&m->nap_us, NAP_MIN_US);
+        t->n_moved += batch->n_frames + batch->n_body;
+        moved(m);
     }
     return BR_OK;
 }
@@ -172,6 +200,10 @@ static void mpi_wait(tb_transport *t, int64_t ms, int to_send) {
     const int us = atomic_load(&m->nap_us);
     const struct timespec nap = {0, (ms < 1 ? NAP_MIN_US : us) * 1000L};
     (void)to_send;
+    if (now_us() - atomic_load(&m->moved_us) < EAGER_US) {
+        sched_yield();
+        return;
+    }
     nanosleep(&nap, NULL);
     atomic_store(&m->nap_us, us * 2 < NAP_MAX_US ? us * 2 : NAP_MAX_US);
 }
@@ -185,14 +217,15 @@ static int is_active(MPI_Request *request) {
  * so that MPI may read or write there as long as the process lives. */
 static void mpi_close(tb_transport *t) {
     flight *f = ((mpi_end *)t)->f;
-    const int in = is_active(&f->in), head = is_active(&f->out[0]), body = is_active(&f->out[1]);
-    if (in || head || body) {
+    const int in = is_active(&f->in), frames = is_active(&f->out[0]), body = is_active(&f->out[1]);
+    if (in || frames || body) {
         f->next = kept;
         kept = f;
         return;
     }
     tb_frame_free(f->coming);
-    tb_buffer_close(&f->body);
+    tb_buffer_close(&f->frames_in);
+    tb_buffer_close(&f->sent);
     br_mem_free(f);
 }
 
@@ -242,15 +275,18 @@ void tb_mpi_version(char *out, size_t n) {
     snprintf(out, n, "%.*s", (int)strcspn(text, ",\n"), text);
 }
 
+static volatile sig_atomic_t status_late;
+
 static void leave(int signal_number) {
     (void)signal_number;
-    _exit(0);
+    _exit(status_late);
 }
 
-void tb_mpi_finish(int clean, int64_t wait_ms) {
+void tb_mpi_finish(int clean, int64_t wait_ms, int status) {
     fflush(NULL);
     if (!clean)
-        _exit(0);
+        _exit(status);
+    status_late = status;
     signal(SIGALRM, leave);
     alarm((unsigned)((wait_ms + 999) / 1000));
     MPI_Finalize();

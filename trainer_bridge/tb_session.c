@@ -23,9 +23,10 @@ br_status tb_session_open(const tb_session_options *options, tb_session **out) {
     s->opt.stall_ms = options->stall_ms ? options->stall_ms : STALL_DEFAULT_MS;
     s->channel.opt = options->channel;
     s->channel.opt.me.role = TB_WORKER;
-    s->live = options->channel.me.live_version;
-    s->is_empty = options->empty;
-    s->live_digest = options->channel.me.adapter;
+    s->track[TB_W_ADAPTER - 1] = (tb_track){.ops = options->weights, .live = options->channel.me.live_version, .is_empty = options->empty,
+                                            .digest = options->channel.me.adapter};
+    s->track[TB_W_FULL - 1] = (tb_track){.ops = options->full, .digest = options->channel.me.base};
+    s->moving = tb_track_of(s, TB_W_ADAPTER);
     status = br_mem_alloc((void **)&s->slot, sizeof *s->slot * (size_t)s->opt.n_request_max, "a session's requests");
     if (status != BR_OK)
         br_mem_free(s);
@@ -52,12 +53,12 @@ tb_channel *tb_session_channel(tb_session *s) {
 }
 
 br_digest tb_session_live_digest(const tb_session *s) {
-    return s->live_digest;
+    return s->track[TB_W_ADAPTER - 1].digest;
 }
 
 tb_stats tb_session_stats(const tb_session *s) {
     return (tb_stats){
-        .live_version = s->live,
+        .live_version = tb_live(s),
         .n_done = s->n_done,
         .n_tok = s->n_tok,
         .n_held = (uint32_t)tb_gen_count(s, GEN_WAITING),
@@ -67,6 +68,9 @@ tb_stats tb_session_stats(const tb_session *s) {
         .paused = (uint32_t)s->paused,
         .mode = s->mode,
         .asleep = (uint32_t)s->asleep,
+        .base_version = s->track[TB_W_FULL - 1].live,
+        .adapter = tb_session_live_digest(s),
+        .base = s->track[TB_W_FULL - 1].digest,
     };
 }
 
@@ -87,7 +91,8 @@ static void forget_trainer(tb_session *s, int64_t now) {
     s->asleep = 0;
     tb_weights_drop(s);
     tb_gen_orphan_all(s);
-    s->manifest = 0;
+    for (int32_t i = 0; i < TB_W_KIND_COUNT; i++)
+        s->track[i].manifest = 0;
     s->has_refused = 0;
     s->paused = s->owes_stats = 0;
     tb_weights_tick(s, now);
@@ -119,7 +124,26 @@ void tb_session_broken(tb_session *s, int64_t now, tb_code code, const char *sen
 static void send_stats(tb_session *s) {
     const tb_message m = {.stats = tb_session_stats(s)};
     s->owes_stats = 0;
-    tb_channel_send(&s->channel, TB_STATS, s->live, 0, &m);
+    tb_channel_send(&s->channel, TB_STATS, tb_live(s), 0, &m);
+}
+
+/* An error that ends nothing; the sentence is br_last_error(). */
+static void send_error(tb_session *s, br_status status) {
+    char text[TB_SENTENCE_BYTES];
+    snprintf(text, sizeof text, "%s", br_last_error());
+    const tb_message m = {.error = {.code = tb_code_of(status), .text = tb_text_of(text)}};
+    tb_channel_send(&s->channel, TB_ERROR, tb_live(s), 0, &m);
+}
+
+/* What is asked for, and not only told: with the digest of the live memory as it is now. */
+static void answer_stats(tb_session *s) {
+    const tb_weights_ops *ops = tb_track_of(s, TB_W_ADAPTER)->ops;
+    tb_message m = {.stats = tb_session_stats(s)};
+    const br_status status = ops && ops->ws_live ? ops->ws_live(ops->context, &m.stats.adapter) : BR_OK;
+    if (status != BR_OK)
+        send_error(s, status);
+    else
+        tb_channel_send(&s->channel, TB_STATS, tb_live(s), 0, &m);
 }
 
 /* A pause holds when nothing runs; the modes that let sequences go on hold at once. */
@@ -146,8 +170,7 @@ static void sleep_now(tb_session *s, int asleep) {
     if (status == BR_OK && engine->sleep && asleep != s->asleep)
         status = engine->sleep(engine->context, asleep);
     if (status != BR_OK) {
-        const tb_message m = {.error = {.code = tb_code_of(status), .text = tb_text_of(br_last_error())}};
-        tb_channel_send(&s->channel, TB_ERROR, s->live, 0, &m);
+        send_error(s, status);
         return;
     }
     s->asleep = asleep;
@@ -163,7 +186,7 @@ static void take_flow(tb_session *s, const tb_header *header, const tb_message *
         break;
     case TB_SLEEP: sleep_now(s, 1); break;
     case TB_WAKE: sleep_now(s, 0); break;
-    case TB_STATS_REQ: send_stats(s); break;
+    case TB_STATS_REQ: answer_stats(s); break;
     default: break; /* ERROR that is not fatal: the trainer's own affair */
     }
 }
@@ -181,7 +204,7 @@ void tb_session_receive(tb_session *s, int64_t now, const tb_header *header, con
     const tb_phase before = s->channel.phase;
     tb_message m;
     if (tb_channel_receive(&s->channel, now, header, payload, n, &m)) {
-        if (header->type == TB_MANIFEST || (header->type >= TB_W_BEGIN && header->type <= TB_W_ABORT))
+        if (header->type >= TB_MANIFEST && header->type <= TB_W_IPC)
             tb_weights_receive(s, now, header, &m, header->payload_hash);
         else if ((header->type >= TB_GEN_REQ && header->type <= TB_GEN_HELD) || header->type == TB_SCORE_REQ)
             tb_gen_receive(s, now, header, payload, &m);

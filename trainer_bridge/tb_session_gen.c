@@ -15,7 +15,7 @@ int32_t tb_gen_count(const tb_session *s, gen_phase phase) {
 }
 
 static gen_slot *find(tb_session *s, uint64_t id) {
-    for (int32_t i = 0; i < s->opt.n_request_max; i++)
+    for (int32_t i = 0; i < s->n_used; i++)
         if (s->slot[i].phase != GEN_FREE && s->slot[i].phase != GEN_ORPHAN && s->slot[i].id == id)
             return &s->slot[i];
     return NULL;
@@ -26,6 +26,8 @@ static void release(tb_session *s, gen_slot *g) {
     br_mem_free(g->token);
     tb_buffer_close(&g->request);
     memset(g, 0, sizeof *g);
+    while (s->n_used > 0 && s->slot[s->n_used - 1].phase == GEN_FREE)
+        s->n_used--;
     tb_channel_grant(&s->channel, 1);
 }
 
@@ -33,15 +35,40 @@ static br_digest digest_of(const uint32_t *bits, uint32_t n) {
     return br_hash_bytes(bits, sizeof *bits * (size_t)n);
 }
 
+/* What a request is computed with: equal for two exactly when a version of one is a version of the other. */
+static uint64_t adapter_of(tb_text name) {
+    return name.n == 0 || tb_text_equal(name, tb_text_of("base")) ? 0 : br_hash_u64(name.p, name.n) | 1;
+}
+
+static uint64_t live_of(const tb_session *s, const gen_slot *g) {
+    return s->track[(g->adapter ? TB_W_ADAPTER : TB_W_FULL) - 1].live;
+}
+
+/* Scored log-probs are whole and of one version, or none. */
+static void check_scored(gen_slot *g, br_stop_reason stop) {
+    if (g->status == BR_OK && stop == BR_STOP_ABORT)
+        g->status = br_fail(BR_E_ABORTED, "aborted while it was scored");
+    else if (g->status == BR_OK && g->switched)
+        g->status = br_fail(BR_E_ABORTED, "version %llu went live while it was scored: ask again", (unsigned long long)g->version);
+    else
+        return;
+    snprintf(g->sentence, sizeof g->sentence, "%s", br_last_error());
+}
+
 /* The request has all its tokens; what is left is to send. */
 static void ended(tb_session *s, gen_slot *g, br_stop_reason stop, br_status status, const char *sentence) {
     g->stop = stop;
     g->status = status;
     snprintf(g->sentence, sizeof g->sentence, "%s", sentence);
-    g->digest = digest_of(g->logprob, g->n_tok);
-    g->phase = GEN_SENDING;
     tb_buffer_close(&g->request);
     s->n_done++;
+    if (g->scored) {
+        check_scored(g, stop);
+        g->phase = GEN_SCORED;
+        return;
+    }
+    g->digest = digest_of(g->logprob, g->n_tok);
+    g->phase = GEN_SENDING;
     s->n_tok += g->n_tok;
 }
 
@@ -51,8 +78,10 @@ static void ended(tb_session *s, gen_slot *g, br_stop_reason stop, br_status sta
 static gen_slot *take_slot(tb_session *s, uint64_t id, uint32_t n) {
     gen_slot *g = NULL;
     for (int32_t i = 0; i < s->opt.n_request_max && !g; i++)
-        if (s->slot[i].phase == GEN_FREE)
+        if (s->slot[i].phase == GEN_FREE) {
             g = &s->slot[i];
+            s->n_used = i < s->n_used ? s->n_used : i + 1;
+        }
     BR_ASSERT(g);
     g->id = id;
     if (br_mem_alloc((void **)&g->token, 2 * sizeof(uint32_t) * (size_t)n, "a response") == BR_OK) {
@@ -70,11 +99,8 @@ static int is_taken(tb_session *s, const tb_header *header) {
     return 1;
 }
 
-static void take_request(tb_session *s, const tb_header *header, const void *payload, const tb_gen_req *request) {
-    if (is_taken(s, header))
-        return;
-    gen_slot *g = take_slot(s, header->subject, request->max_new);
-    g->flags = request->flags;
+/* Until the engine takes it, the slot keeps what was asked. */
+static void wait_for_engine(tb_session *s, gen_slot *g, const tb_header *header, const void *payload) {
     g->ticket = s->n_ticket++;
     g->phase = GEN_WAITING;
     tb_buffer_add(&g->request, payload, header->n_payload);
@@ -84,22 +110,44 @@ static void take_request(tb_session *s, const tb_header *header, const void *pay
         tb_gen_submit_waiting(s);
 }
 
-static void take_score(tb_session *s, const tb_header *header, const tb_score_req *request) {
+static void take_request(tb_session *s, const tb_header *header, const void *payload, const tb_gen_req *request) {
     if (is_taken(s, header))
         return;
-    gen_slot *g = take_slot(s, header->subject, request->token.n);
-    const tb_engine_ops *engine = s->opt.engine;
-    br_status status;
-    g->phase = GEN_SCORED;
-    if (!g->token)
-        status = BR_E_NOMEM;
-    else if (!engine->score)
+    gen_slot *g = take_slot(s, header->subject, request->max_new);
+    g->flags = request->flags;
+    g->adapter = adapter_of(request->adapter);
+    wait_for_engine(s, g, header, payload);
+}
+
+/* Log-probs of this adapter are held back until the trainer has said what its own are. */
+static int withholds(const tb_session *s, uint64_t adapter) {
+    for (int32_t i = 0; i < s->n_used; i++) {
+        const gen_slot *g = &s->slot[i];
+        const int is_open = g->phase == GEN_WAITING || g->phase == GEN_RUNNING || g->phase == GEN_SENDING || g->phase == GEN_UNRELEASED;
+        if (is_open && g->flags & TB_CERTIFY && g->adapter == adapter)
+            return 1;
+    }
+    return 0;
+}
+
+static void take_score(tb_session *s, const tb_header *header, const void *payload, const tb_score_req *request) {
+    if (is_taken(s, header))
+        return;
+    const uint64_t adapter = adapter_of(request->adapter);
+    br_status status = BR_OK;
+    if (!s->opt.engine->score)
         status = br_fail(BR_E_UNSUPPORTED, "this worker cannot score: not built in");
+    else if (withholds(s, adapter))
+        status = br_fail(BR_E_LIMIT, "certifying requests of this adapter are not released: nothing is scored under it before");
+    gen_slot *g = take_slot(s, header->subject, request->token.n);
+    g->scored = 1;
+    g->adapter = adapter;
+    for (uint32_t i = 0; i < g->n_max; i++)
+        g->logprob[i] = BR_UNSCORED;
+    if (status == BR_OK)
+        wait_for_engine(s, g, header, payload);
     else
-        status = engine->score(engine->context, request, g->logprob);
-    g->status = status;
-    g->n_tok = status == BR_OK ? request->token.n : 0;
-    snprintf(g->sentence, sizeof g->sentence, "%s", status == BR_OK ? "" : br_last_error());
+        ended(s, g, BR_STOP_ERROR, status, br_last_error());
 }
 
 /* Ends at once when the engine does not know it; else the engine's last token ends it. */
@@ -119,7 +167,7 @@ void tb_gen_receive(tb_session *s, int64_t now, const tb_header *header, const v
     if (header->type == TB_GEN_REQ) {
         take_request(s, header, payload, &m->gen_req);
     } else if (header->type == TB_SCORE_REQ) {
-        take_score(s, header, &m->score_req);
+        take_score(s, header, payload, &m->score_req);
     } else if (header->type == TB_GEN_ABORT && g) {
         stop(s, g);
     } else if (header->type == TB_GEN_RELEASE && g && g->phase == GEN_UNRELEASED) {
@@ -127,20 +175,21 @@ void tb_gen_receive(tb_session *s, int64_t now, const tb_header *header, const v
         g->n_sent = 0;
         g->phase = GEN_RELEASED;
     } else if (header->type == TB_GEN_RELEASE && g) {
-        (void)tb_fail(TB_BAD_STATE, "GEN_RELEASE %llu before its GEN_DONE: a certificate covers the whole response",
-                      (unsigned long long)header->subject);
+        (void)tb_fail(TB_BAD_STATE, "GEN_RELEASE %llu %s", (unsigned long long)header->subject,
+                      g->scored ? "of a request that is scored: nothing of it is certified"
+                                : "before its GEN_DONE: a certificate covers the whole response");
         tb_channel_close(&s->channel, TB_BAD_STATE, br_last_error());
     }
 }
 
 void tb_gen_stop_all(tb_session *s) {
-    for (int32_t i = 0; i < s->opt.n_request_max; i++)
+    for (int32_t i = 0; i < s->n_used; i++)
         if (s->slot[i].phase == GEN_WAITING || s->slot[i].phase == GEN_RUNNING)
             stop(s, &s->slot[i]);
 }
 
 void tb_gen_orphan_all(tb_session *s) {
-    for (int32_t i = 0; i < s->opt.n_request_max; i++) {
+    for (int32_t i = 0; i < s->n_used; i++) {
         gen_slot *g = &s->slot[i];
         if (g->phase == GEN_RUNNING) {
             g->phase = GEN_ORPHAN;
@@ -181,12 +230,12 @@ static void switch_version(tb_session *s, gen_slot *g) {
         book(g, n_sampled > g->n_booked ? n_sampled - g->n_booked : 0);
     }
     g->switched = 1;
-    g->version = s->live;
+    g->version = live_of(s, g);
 }
 
 void tb_gen_version(tb_session *s) {
-    for (int32_t i = 0; i < s->opt.n_request_max; i++)
-        if (s->slot[i].phase == GEN_RUNNING)
+    for (int32_t i = 0; i < s->n_used; i++)
+        if (s->slot[i].phase == GEN_RUNNING && s->slot[i].adapter)
             switch_version(s, &s->slot[i]);
 }
 
@@ -194,7 +243,7 @@ void tb_gen_version(tb_session *s) {
 
 static gen_slot *first_waiting(tb_session *s) {
     gen_slot *first = NULL;
-    for (int32_t i = 0; i < s->opt.n_request_max; i++)
+    for (int32_t i = 0; i < s->n_used; i++)
         if (s->slot[i].phase == GEN_WAITING && (!first || s->slot[i].ticket < first->ticket))
             first = &s->slot[i];
     return first;
@@ -206,9 +255,11 @@ void tb_gen_submit_waiting(tb_session *s) {
     if (s->paused || s->asleep || s->weights == TB_COMMITTING)
         return;
     while ((g = first_waiting(s))) {
-        const tb_code code = tb_message_decode(TB_GEN_REQ, g->request.bytes, g->request.n, &m);
+        const tb_engine_ops *engine = s->opt.engine;
+        const tb_code code = tb_message_decode(g->scored ? TB_SCORE_REQ : TB_GEN_REQ, g->request.bytes, g->request.n, &m);
         BR_ASSERT(code == TB_OK);
-        const br_status status = s->opt.engine->submit(s->opt.engine->context, &m.gen_req, &g->engine_id);
+        const br_status status = g->scored ? engine->score(engine->context, &m.score_req, &g->engine_id)
+                                           : engine->submit(engine->context, &m.gen_req, &g->engine_id);
         s->engine_full = status == BR_E_LIMIT;
         if (s->engine_full)
             return;
@@ -217,16 +268,19 @@ void tb_gen_submit_waiting(tb_session *s) {
             continue;
         }
         g->phase = GEN_RUNNING;
-        g->version = s->live;
+        g->version = live_of(s, g);
         s->n_running++;
         tb_buffer_close(&g->request);
     }
 }
 
 static gen_slot *find_engine(tb_session *s, uint64_t engine_id) {
-    for (int32_t i = 0; i < s->opt.n_request_max; i++)
-        if ((s->slot[i].phase == GEN_RUNNING || s->slot[i].phase == GEN_ORPHAN) && s->slot[i].engine_id == engine_id)
-            return &s->slot[i];
+    for (int32_t i = 0; i < s->n_used; i++) {
+        s->expected = s->expected < s->n_used ? s->expected : 0;
+        gen_slot *g = &s->slot[s->expected++];
+        if ((g->phase == GEN_RUNNING || g->phase == GEN_ORPHAN) && g->engine_id == engine_id)
+            return g;
+    }
     return NULL;
 }
 
@@ -234,7 +288,10 @@ static void take_token(tb_session *s, int64_t now, const br_token *t) {
     gen_slot *g = find_engine(s, t->request);
     const char *sentence = "";
     BR_ASSERT(g);
-    if (t->token >= 0 && g->phase == GEN_RUNNING) {
+    if (t->token >= 0 && g->phase == GEN_RUNNING && g->scored) {
+        BR_ASSERT(t->position >= 0 && (uint32_t)t->position < g->n_max);
+        g->logprob[t->position] = t->logprob;
+    } else if (t->token >= 0 && g->phase == GEN_RUNNING) {
         BR_ASSERT(g->n_tok < g->n_max);
         g->unsent_ms = g->n_sent == g->n_tok ? now : g->unsent_ms;
         g->token[g->n_tok] = (uint32_t)t->token;
@@ -312,8 +369,8 @@ static void send_done(tb_session *s, gen_slot *g) {
     const uint32_t *last = g->run + 3 * (g->n_run ? g->n_run - 1 : 0);
     tb_gen_done done = {.stop = g->stop, .status = (uint32_t)g->status, .n_tok = g->n_tok,
                         .certified = g->n_run <= 1 && !g->switched, .digest = g->digest};
-    done.version_begin = g->n_run ? g->run[0] | (uint64_t)g->run[1] << 32 : s->live;
-    done.version_end = g->n_run ? last[0] | (uint64_t)last[1] << 32 : s->live;
+    done.version_begin = g->n_run ? g->run[0] | (uint64_t)g->run[1] << 32 : live_of(s, g);
+    done.version_end = g->n_run ? last[0] | (uint64_t)last[1] << 32 : live_of(s, g);
     done.runs = (tb_words){g->run, 3 * g->n_run};
     done.text = tb_text_of(g->sentence);
     tb_channel_send(&s->channel, TB_GEN_DONE, done.version_end, g->id, &(tb_message){.gen_done = done});
@@ -334,14 +391,15 @@ static void send_held(tb_session *s, gen_slot *g) {
 }
 
 static void send_scored(tb_session *s, gen_slot *g) {
-    const tb_score_done done = {.status = (uint32_t)g->status, .logprob = {g->logprob, g->n_tok}, .text = tb_text_of(g->sentence)};
-    tb_channel_send(&s->channel, TB_SCORE_DONE, s->live, g->id, &(tb_message){.score_done = done});
+    const tb_score_done done = {.status = (uint32_t)g->status, .logprob = {g->logprob, g->status == BR_OK ? g->n_max : 0},
+                                .text = tb_text_of(g->sentence)};
+    tb_channel_send(&s->channel, TB_SCORE_DONE, g->version, g->id, &(tb_message){.score_done = done});
     release(s, g);
 }
 
 static void flush_slot(tb_session *s, int64_t now, gen_slot *g) {
     const uint32_t part = (uint32_t)s->opt.part_tok;
-    while (has_credit(s) && (g->phase == GEN_RUNNING || g->phase == GEN_SENDING) && g->n_sent < g->n_tok &&
+    while (has_credit(s) && !g->scored && (g->phase == GEN_RUNNING || g->phase == GEN_SENDING) && g->n_sent < g->n_tok &&
            (g->phase == GEN_SENDING || g->n_tok - g->n_sent >= part || now - g->unsent_ms >= s->opt.flush_ms))
         send_part(s, now, g);
     if (has_credit(s) && g->phase == GEN_SENDING && g->n_sent == g->n_tok)
@@ -353,6 +411,6 @@ static void flush_slot(tb_session *s, int64_t now, gen_slot *g) {
 }
 
 void tb_gen_flush(tb_session *s, int64_t now) {
-    for (int32_t i = 0; i < s->opt.n_request_max; i++)
+    for (int32_t i = 0; i < s->n_used; i++)
         flush_slot(s, now, &s->slot[i]);
 }

@@ -11,16 +11,18 @@ typedef enum gen_phase {
     GEN_SENDING,    /* ended; parts and GEN_DONE go out as credit allows */
     GEN_UNRELEASED, /* the trainer has all but the log-probs */
     GEN_RELEASED,   /* they go out as credit allows */
-    GEN_SCORED,     /* the answer of a SCORE_REQ */
+    GEN_SCORED,     /* ended; the answer to SCORE_REQ goes out as credit allows */
     GEN_ORPHAN      /* aborted, its trainer is gone; the engine still owes its last token */
 } gen_phase;
 
 typedef struct gen_slot {
     gen_phase phase;
     uint64_t id, engine_id, version; /* version: that its next token comes from */
+    uint64_t adapter; /* 0: base; else a hash of the name */
+    int scored;       /* SCORE_REQ: token is not used, logprob is by position */
     uint32_t flags, n_max, n_tok, n_sent;
     uint32_t *token, *logprob; /* (n_max) */
-    tb_buffer request;         /* the payload of GEN_REQ while it waits */
+    tb_buffer request;         /* the payload of GEN_REQ or SCORE_REQ while it waits */
     uint64_t ticket;           /* order of arrival */
     int64_t unsent_ms;         /* since when the oldest token waits to be sent */
     uint32_t run[3 * TB_RUN_MAX], n_run, n_booked; /* n_booked: tokens of all runs; above n_tok while the engine queues some */
@@ -31,15 +33,23 @@ typedef struct gen_slot {
     char sentence[256];
 } gen_slot;
 
+/* One kind of weights. */
+typedef struct tb_track {
+    const tb_weights_ops *ops; /* NULL: not built in */
+    uint64_t live;
+    br_digest digest;  /* of the live version */
+    int is_empty;      /* nothing is live yet */
+    uint64_t manifest; /* hash of the one in force; 0: none */
+} tb_track;
+
 struct tb_session {
     tb_session_options opt;
     tb_channel channel;
     /* weights */
     tb_weights_state weights;
-    uint64_t live, staged, step;
-    br_digest live_digest;
-    int is_empty;              /* nothing is live yet */
-    uint64_t manifest;         /* hash of the one in force; 0: none */
+    tb_track track[TB_W_KIND_COUNT]; /* by kind - 1 */
+    tb_track *moving;          /* of the transfer under way, else of the last */
+    uint64_t staged, step;
     uint64_t refused;          /* a transfer of this version was refused: what comes of it until W_BEGIN is dropped */
     int has_refused;
     int64_t moved_ms;          /* when the transfer last moved */
@@ -49,7 +59,9 @@ struct tb_session {
     int paused, asleep, owes_stats; /* owes_stats: PAUSE is answered when it holds */
     tb_pause_mode mode;
     /* generation */
-    gen_slot *slot; /* (n_request_max) */
+    gen_slot *slot;   /* (n_request_max) */
+    int32_t n_used;   /* those behind are free */
+    int32_t expected; /* whose token is likely the next: an engine hands them out in the same order step by step */
     uint64_t n_done, n_tok, n_ticket;
     int32_t n_running; /* RUNNING and ORPHAN: what the engine holds */
     int engine_full;   /* it refused a request until it is polled */
@@ -62,6 +74,8 @@ void tb_session_fail(tb_session *s, br_status status);
 void tb_weights_receive(tb_session *s, int64_t now, const tb_header *header, const tb_message *m, uint64_t payload_hash);
 void tb_weights_drop(tb_session *s);
 void tb_weights_tick(tb_session *s, int64_t now);
+static inline tb_track *tb_track_of(tb_session *s, uint32_t kind) { return &s->track[kind - 1]; }
+static inline uint64_t tb_live(const tb_session *s) { return s->track[TB_W_ADAPTER - 1].live; } /* of the adapter */
 
 /* tb_session_gen.c */
 void tb_gen_receive(tb_session *s, int64_t now, const tb_header *header, const void *payload, const tb_message *m);

@@ -20,7 +20,7 @@
 typedef struct socket_end {
     tb_transport t;
     int fd;
-    uint64_t n_out; /* bytes of the frame being sent that are out */
+    uint64_t n_out; /* bytes of the batch being sent that are out */
     unsigned char head[TB_HEADER_BYTES];
     uint64_t n_in; /* bytes of the frame being received that are in, header included */
     tb_frame *coming; /* once its header is in */
@@ -82,16 +82,16 @@ static void socket_pump(tb_transport *t) {
     }
 }
 
-static br_status socket_push(tb_transport *t, const unsigned char *head, const void *body, uint64_t n_body, int *done) {
+static br_status socket_push(tb_transport *t, const tb_batch *batch, int *done) {
     socket_end *s = (socket_end *)t;
     for (;;) {
         struct iovec piece[2];
         struct msghdr message = {.msg_iov = piece};
-        const uint64_t in_body = s->n_out > TB_HEADER_BYTES ? s->n_out - TB_HEADER_BYTES : 0;
-        if (s->n_out < TB_HEADER_BYTES)
-            piece[message.msg_iovlen++] = (struct iovec){(void *)(uintptr_t)(head + s->n_out), TB_HEADER_BYTES - s->n_out};
-        if (in_body < n_body)
-            piece[message.msg_iovlen++] = (struct iovec){(void *)((uintptr_t)body + in_body), n_body - in_body};
+        const uint64_t in_body = s->n_out > batch->n_frames ? s->n_out - batch->n_frames : 0;
+        if (s->n_out < batch->n_frames)
+            piece[message.msg_iovlen++] = (struct iovec){(void *)(uintptr_t)(batch->frames + s->n_out), batch->n_frames - s->n_out};
+        if (in_body < batch->n_body)
+            piece[message.msg_iovlen++] = (struct iovec){(void *)((uintptr_t)batch->body + in_body), batch->n_body - in_body};
         if (message.msg_iovlen == 0) {
             s->n_out = 0;
             *done = 1;

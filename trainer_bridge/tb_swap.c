@@ -3,6 +3,29 @@
 
 #include <string.h>
 
+static br_status check_adapter(const tb_swap *w, tb_text adapter) {
+    if (adapter.n && !tb_text_equal(adapter, tb_text_of(w->adapter)))
+        return br_fail(BR_E_NOT_FOUND, "adapter '%.*s': this worker swaps '%s'", (int)adapter.n, adapter.p, w->adapter);
+    return BR_OK;
+}
+
+static br_status swap_describe(void *context, tb_text adapter, tb_buffer *raw, uint32_t *n_tensor) {
+    const tb_swap *w = context;
+    br_swap_tensor ours;
+    br_digest digest;
+    int64_t n;
+    BR_TRY(check_adapter(w, adapter));
+    BR_TRY(br_swap_manifest(w->engine, w->adapter, &n, &digest));
+    for (int64_t i = 0; i < n; i++) {
+        BR_TRY(br_swap_tensor_at(w->engine, w->adapter, i, &ours));
+        const tb_tensor t = {.name = tb_text_of(ours.name), .dtype = TB_BF16, .kind = ours.is_b ? TB_LORA_B : TB_LORA_A, .n_dim = 2,
+                             .dim = {(uint64_t)ours.n_row, (uint64_t)ours.n_col}};
+        tb_tensor_add(raw, &t);
+    }
+    *n_tensor = (uint32_t)n;
+    return BR_OK;
+}
+
 static br_status swap_manifest(void *context, const tb_manifest *manifest) {
     const tb_swap *w = context;
     br_swap_status status;
@@ -28,10 +51,7 @@ static br_status swap_manifest(void *context, const tb_manifest *manifest) {
 static br_status swap_begin(void *context, uint64_t version, const tb_w_begin *begin) {
     tb_swap *w = context;
     br_swap_answer answer;
-    if (begin->kind != TB_W_ADAPTER)
-        return br_fail(BR_E_UNSUPPORTED, "full weights do not come over the bridge: not built in");
-    if (begin->adapter.n && !tb_text_equal(begin->adapter, tb_text_of(w->adapter)))
-        return br_fail(BR_E_NOT_FOUND, "adapter '%.*s': this worker swaps '%s'", (int)begin->adapter.n, begin->adapter.p, w->adapter);
+    BR_TRY(check_adapter(w, begin->adapter));
     if (version > INT64_MAX)
         return br_fail(BR_E_ARG, "version %llu: above 2^63 - 1", (unsigned long long)version);
     BR_TRY(br_swap_begin(w->engine, w->adapter, (int64_t)version, begin->flags, &answer));
@@ -49,9 +69,21 @@ static br_status swap_chunk(void *context, uint64_t tensor, uint64_t offset, con
     return br_swap_chunk(w->engine, w->adapter, (int64_t)tensor, offset, bytes, n);
 }
 
+static br_status swap_ipc(void *context, uint64_t tensor, const br_ipc *from) {
+    const tb_swap *w = context;
+    if (tensor > INT64_MAX)
+        return br_fail(BR_E_ARG, "tensor %llu: there is none", (unsigned long long)tensor);
+    return br_swap_ipc(w->engine, w->adapter, (int64_t)tensor, from);
+}
+
 static br_status swap_end(void *context, br_digest digest) {
     const tb_swap *w = context;
     return br_swap_end(w->engine, w->adapter, digest);
+}
+
+static br_status swap_live(void *context, br_digest *digest) {
+    const tb_swap *w = context;
+    return br_engine_adapter_live_digest(w->engine, w->adapter, digest);
 }
 
 static br_status swap_commit(void *context, tb_pause_mode mode, uint64_t *step, br_digest *digest) {
@@ -65,7 +97,7 @@ static br_status swap_commit(void *context, tb_pause_mode mode, uint64_t *step, 
     BR_TRY(status);
     if (answer == BR_SWAP_WAITS)
         return br_fail(BR_E_LIMIT, "sequences of the version before have to end");
-    return br_engine_adapter_live_digest(w->engine, w->adapter, digest);
+    return swap_live(context, digest);
 }
 
 static void swap_abort(void *context) {
@@ -74,5 +106,5 @@ static void swap_abort(void *context) {
 }
 
 tb_weights_ops tb_weights_of(tb_swap *swap) {
-    return (tb_weights_ops){swap, swap_manifest, swap_begin, swap_chunk, swap_end, swap_commit, swap_abort};
+    return (tb_weights_ops){swap, swap_manifest, swap_begin, swap_chunk, swap_end, swap_commit, swap_abort, swap_live, swap_describe, swap_ipc};
 }

@@ -39,16 +39,18 @@ static br_status send_all(tb_trainer *tr) {
     tb_header header;
     br_status status = BR_OK;
     for (size_t at = 0; status == BR_OK && tb_out_next(&tr->channel, &at, &header, &payload);)
-        status = tb_link_send(tr->link, &header, payload, header.n_payload);
+        status = tb_link_put(tr->link, &header, payload, header.n_payload);
     tb_out_clear(&tr->channel);
-    return status;
+    return status == BR_OK ? tb_link_flush(tr->link) : status;
 }
 
-/* One frame, into the channel, if one comes within wait_ms or a slice. Messages for the caller are kept in order. */
+/* One frame, into the channel, if one comes within wait_ms or a slice; what was gathered goes out first. Messages for the caller are kept
+ * in order. */
 static br_status step(tb_trainer *tr, int64_t wait_ms) {
     tb_channel *c = &tr->channel;
     tb_message m;
     waiting *w;
+    (void)tb_link_flush(tr->link); /* of a failure the stream's end says more */
     tb_frame *frame = tb_link_receive(tr->link, wait_ms < SLICE_MS ? wait_ms : SLICE_MS);
     if (!frame) {
         if (tb_link_ended(tr->link))
@@ -150,6 +152,24 @@ static int has_credit(const tb_channel *c, const tb_spec *spec) {
     return (!spec->paid || c->may_bytes > 0) && (!asks || c->may_requests > 0);
 }
 
+int64_t tb_trainer_requests(const tb_trainer *tr) {
+    return tr->channel.may_requests;
+}
+
+/* A send failed: the worker may have said why before it closed. */
+static br_status take_last_words(tb_trainer *tr) {
+    for (const int64_t last = tb_now_ms() + LAST_WORDS_MS; tb_now_ms() < last && step(tr, 1) == BR_OK;)
+        continue;
+    tb_channel_close(&tr->channel, TB_LOST, "the worker took no more");
+    return over(tr);
+}
+
+br_status tb_trainer_flush(tb_trainer *tr) {
+    if (tr->channel.phase != TB_OPEN)
+        return over(tr);
+    return tb_link_flush(tr->link) == BR_OK ? BR_OK : take_last_words(tr);
+}
+
 br_status tb_trainer_send_payload(tb_trainer *tr, uint32_t type, uint64_t version, uint64_t subject, const void *payload, uint64_t n) {
     tb_channel *c = &tr->channel;
     const tb_spec *spec = tb_spec_of(type);
@@ -165,16 +185,10 @@ br_status tb_trainer_send_payload(tb_trainer *tr, uint32_t type, uint64_t versio
     if (c->phase != TB_OPEN)
         return over(tr);
     const tb_header header = {.type = (uint16_t)type, .session = c->session, .version = version, .subject = subject};
-    const br_status status = tb_link_send(tr->link, &header, payload, n);
-    if (status == BR_OK) {
-        tb_channel_spend(c, spec->type, n);
-        return BR_OK;
-    }
-    /* The worker may have said why before it closed. */
-    for (const int64_t last = tb_now_ms() + LAST_WORDS_MS; tb_now_ms() < last && step(tr, 1) == BR_OK;)
-        continue;
-    tb_channel_close(c, TB_LOST, "the worker took no more");
-    return over(tr);
+    if (tb_link_put(tr->link, &header, payload, n) != BR_OK)
+        return take_last_words(tr);
+    tb_channel_spend(c, spec->type, n);
+    return BR_OK;
 }
 
 br_status tb_trainer_send(tb_trainer *tr, tb_type type, uint64_t version, uint64_t subject, const tb_message *message) {

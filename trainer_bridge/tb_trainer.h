@@ -28,9 +28,14 @@ br_status tb_trainer_open(tb_transport *t, const tb_trainer_options *options, tb
 /* What the worker said of itself: live version and adapter digest are what a restarted trainer goes on from. */
 const tb_hello *tb_trainer_worker(const tb_trainer *tr);
 
-/* Sends; a paid message or a request waits for credit, BR_E_LIMIT after wait_ms without. */
+int64_t tb_trainer_requests(const tb_trainer *tr); /* that may be sent now, without waiting */
+
+/* Messages are gathered and go out in batches: when one is full, by tb_trainer_flush, before any wait of tb_trainer_next or for credit.
+ * So what is asked for together reaches the worker together. A paid message or a request waits for credit, BR_E_LIMIT after wait_ms
+ * without. */
 br_status tb_trainer_send(tb_trainer *tr, tb_type type, uint64_t version, uint64_t subject, const tb_message *message);
 br_status tb_trainer_send_payload(tb_trainer *tr, uint32_t type, uint64_t version, uint64_t subject, const void *payload, uint64_t n);
+br_status tb_trainer_flush(tb_trainer *tr);
 br_status tb_trainer_send_chunk(tb_trainer *tr, uint64_t version, uint64_t tensor, uint64_t offset, const void *bytes, uint64_t n);
 
 /* A message of the worker, in order; its bytes are granted again when it is handed out, by the quarter of grant_bytes. */

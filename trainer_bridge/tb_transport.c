@@ -91,6 +91,33 @@ void tb_inbox_end(tb_transport *t, tb_code code, const char *sentence) {
     t->heard_ms = heard; /* the end is no sign of life */
 }
 
+int tb_inbox_put_batch(tb_transport *t, const unsigned char *frames, uint64_t n, tb_header *last) {
+    for (uint64_t at = 0; at < n;) {
+        tb_frame *frame;
+        const tb_code code = tb_header_read(frames + at, n - at, last);
+        if (code != TB_OK) {
+            tb_inbox_end(t, code, br_last_error());
+            return 0;
+        }
+        at += TB_HEADER_BYTES;
+        if (at == n && last->n_payload)
+            return 1;
+        if (last->n_payload > n - at) {
+            (void)tb_fail(TB_TRUNCATED, "%llu bytes of a payload came where %llu were announced", (unsigned long long)(n - at),
+                          (unsigned long long)last->n_payload);
+            tb_inbox_end(t, TB_TRUNCATED, br_last_error());
+            return 0;
+        }
+        if (!(frame = tb_inbox_frame(t, last, last->n_payload)))
+            return 0;
+        if (frame->n)
+            memcpy(frame->payload, frames + at, frame->n);
+        at += frame->n;
+        tb_inbox_put(t, frame);
+    }
+    return 0;
+}
+
 static tb_frame *inbox_take(tb_transport *t) {
     tb_frame *frame = t->first;
     if (frame) {
@@ -145,7 +172,7 @@ tb_frame *tb_transport_receive(tb_transport *t, int64_t wait_ms) {
     }
 }
 
-br_status tb_transport_send(tb_transport *t, const unsigned char head[TB_HEADER_BYTES], const void *body, uint64_t n_body, int64_t stall_ms) {
+br_status tb_transport_send(tb_transport *t, const tb_batch *batch, int64_t stall_ms) {
     int64_t moved_ms = tb_now_ms();
     uint64_t n_moved = 0;
     for (int first = 1;; first = 0) {
@@ -153,7 +180,7 @@ br_status tb_transport_send(tb_transport *t, const unsigned char head[TB_HEADER_
         pthread_mutex_lock(&t->lock);
         if (first)
             n_moved = t->n_moved;
-        br_status status = t->ops->push(t, head, body, n_body, &done);
+        br_status status = t->ops->push(t, batch, &done);
         if (status == BR_OK && !done)
             t->ops->pump(t);
         const int moved = t->n_moved != n_moved;

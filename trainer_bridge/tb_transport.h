@@ -28,18 +28,28 @@ void tb_frame_free(tb_frame *frame); /* NULL is a no-op */
 
 typedef struct tb_transport tb_transport;
 
+/* Frames that are sent as one: a message costs far more than its bytes. All of them lie in `frames`, but the payload of the last, when it
+ * is long, is `body`. */
+typedef struct tb_batch {
+    const unsigned char *frames;
+    uint64_t n_frames; /* bytes, at most TB_BATCH_MAX */
+    const void *body;
+    uint64_t n_body;
+} tb_batch;
+
 typedef struct tb_transport_ops {
     const char *name;
-    /* Moves what has arrived into the inbox until that holds TB_INBOX_MAX bytes, so at most these and one frame. The end of the stream
+    /* Moves what has arrived into the inbox until that holds TB_INBOX_MAX bytes, so at most these and one batch. The end of the stream
      * goes there too. */
     void (*pump)(tb_transport *t);
     /* Begins or continues to send; *done when all is out. BR_E_IO: the peer is gone. */
-    br_status (*push)(tb_transport *t, const unsigned char *head, const void *body, uint64_t n_body, int *done);
+    br_status (*push)(tb_transport *t, const tb_batch *batch, int *done);
     /* Until something may have changed, `ms` at most; may return early. Called without the lock. */
     void (*wait)(tb_transport *t, int64_t ms, int to_send);
     void (*close)(tb_transport *t);
 } tb_transport_ops;
 
+#define TB_BATCH_MAX ((uint64_t)256 << 10)
 #define TB_INBOX_MAX ((uint64_t)256 << 20)
 #define TB_STRANGER_MAX ((uint64_t)1 << 20) /* payload bytes of a frame until tb_transport_greeted */
 
@@ -56,8 +66,8 @@ struct tb_transport {
 };
 
 void tb_transport_init(tb_transport *t, const tb_transport_ops *ops);
-/* Sends a header and a body, whatever they say. BR_E_IO: the peer is gone, or no byte moved for stall_ms. */
-br_status tb_transport_send(tb_transport *t, const unsigned char head[TB_HEADER_BYTES], const void *body, uint64_t n_body, int64_t stall_ms);
+/* Sends frames, whatever they say. BR_E_IO: the peer is gone, or no byte moved for stall_ms. */
+br_status tb_transport_send(tb_transport *t, const tb_batch *batch, int64_t stall_ms);
 /* The oldest frame that has arrived; NULL when none came within wait_ms. The caller frees it. After the end of the stream always NULL. */
 tb_frame *tb_transport_receive(tb_transport *t, int64_t wait_ms);
 void tb_transport_pump(tb_transport *t);
@@ -72,6 +82,8 @@ int tb_inbox_has_room(const tb_transport *t);
  * for a stranger. */
 tb_frame *tb_inbox_frame(tb_transport *t, const tb_header *header, uint64_t n);
 void tb_inbox_put(tb_transport *t, tb_frame *frame);
+/* The frames of a batch. 1: the payload of the last, whose header is *last, lies outside. 0: it is whole, or it ended the stream. */
+int tb_inbox_put_batch(tb_transport *t, const unsigned char *frames, uint64_t n, tb_header *last);
 void tb_inbox_end(tb_transport *t, tb_code code, const char *sentence); /* once; later calls are no-ops */
 
 /* ---- forms --------------------------------------------------------------------------------------------------------------- */

@@ -19,7 +19,7 @@ br_status tb_worker_serve(tb_session *s, tb_transport *t, const tb_worker_option
  * 6 the engine failed. */
 int tb_worker_exit_code(tb_code end, br_status engine);
 
-/* Generation by an engine of bitroll.h; the engine stays the caller's. */
+/* Generation and scoring by an engine of bitroll.h; the engine stays the caller's. */
 tb_engine_ops tb_engine_of(br_engine *engine);
 
 /* Weights by the swaps of bitroll.h: of one adapter of an engine that was opened with swap_rank. Both stay the caller's. */
@@ -30,5 +30,17 @@ typedef struct tb_swap {
     uint64_t n_commit;
 } tb_swap;
 tb_weights_ops tb_weights_of(tb_swap *swap);
+
+/* Full weights by br_base of bitroll.h. engine and model_dir, the folder that it was opened on, are the caller's. */
+typedef struct tb_base {
+    br_engine *engine;
+    const char *model_dir;
+    br_base *base;    /* from the first manifest on */
+    int64_t *place;   /* (n_tensor) which tensor of the base each of the manifest is */
+    int64_t n_tensor; /* of the manifest that was accepted last */
+    uint64_t n_commit;
+} tb_base;
+tb_weights_ops tb_full_of(tb_base *base);
+void tb_base_close(tb_base *base); /* before the engine */
 
 #endif

@@ -1,7 +1,7 @@
 /* bitroll-worker: an engine behind the bridge, in a process of its own. Layer: trainer_bridge; the engine through bitroll.h alone.
  *
  * Over a socket it serves trainer after trainer until one says BYE; over MPI it serves rank --mpi once and then ends, once MPI has
- * started with status 0 whatever happened: to mpirun anything else is a reason to kill the job. */
+ * started with status 0 whatever happened, unless --own-status: to mpirun anything else is a reason to kill the job. */
 #include "br_file.h"
 #include "br_hash.h"
 #include "tb_mpi.h"
@@ -18,7 +18,7 @@ typedef struct args {
     br_engine_options engine;
     br_adapter_source adapter[ADAPTER_MAX];
     const char *socket, *live;
-    int mpi, rank, requests, greet, once, protocol; /* mpi: the trainer's rank, -1 none */
+    int mpi, rank, requests, greet, once, own_status, protocol; /* mpi: the trainer's rank, -1 none */
 } args;
 
 static const struct {
@@ -40,6 +40,7 @@ static const struct {
     {"--greet SECONDS", "with --mpi: how long the trainer may take to start [600]"},
     {"--allow-zero-adapter", "accept an adapter whose B is all zero"},
     {"--once", "with --socket: end with the first connection"},
+    {"--own-status", "with --mpi: end with the status that --socket gives, for a launcher that keeps it from mpirun"},
     {"--protocol", "print the table of messages and end"},
 };
 
@@ -79,6 +80,8 @@ static int take_alpha(const char *text, br_engine_options *out) {
 static int take_flag(args *a, const char *name) {
     if (strcmp(name, "--once") == 0)
         a->once = 1;
+    else if (strcmp(name, "--own-status") == 0)
+        a->own_status = 1;
     else if (strcmp(name, "--protocol") == 0)
         a->protocol = 1;
     else if (strcmp(name, "--allow-zero-adapter") == 0)
@@ -173,7 +176,8 @@ static int can_swap(const args *a) {
 static br_status introduce(const args *a, const br_engine *engine, tb_session_options *o) {
     br_swap_status swap = {.live_version = 0};
     tb_hello *me = &o->channel.me;
-    *me = (tb_hello){.role = TB_WORKER, .abi = BR_ABI_VERSION, .can = TB_CAN_GENERATE | TB_CAN_CERTIFY, .pid = (uint32_t)getpid()};
+    *me = (tb_hello){.role = TB_WORKER, .abi = BR_ABI_VERSION, .pid = (uint32_t)getpid()};
+    me->can = TB_CAN_GENERATE | TB_CAN_SCORE | TB_CAN_CERTIFY | TB_CAN_FULL;
     me->build = tb_text_of(BR_VERSION_TEXT);
     me->contract = br_contract_digest();
     me->base = br_engine_weights_digest(engine);
@@ -181,7 +185,7 @@ static br_status introduce(const args *a, const br_engine *engine, tb_session_op
     BR_TRY(digest_file(a->engine.model_dir, "tokenizer.json", &me->tokenizer));
     if (can_swap(a)) {
         BR_TRY(br_swap_status_of(engine, live_name(a), &swap));
-        me->can |= TB_CAN_SWAP;
+        me->can |= TB_CAN_SWAP | (br_swap_takes_ipc(engine) ? TB_CAN_IPC : 0);
     }
     o->empty = swap.live_version < 0;
     me->live_version = swap.live_version > 0 ? (uint64_t)swap.live_version : 0;
@@ -237,6 +241,7 @@ static int run(const args *a) {
     br_engine *engine = NULL;
     tb_session *s = NULL;
     tb_session_options o = {.n_request_max = a->requests, .channel = {.dead_ms = TB_DEAD_MS, .grant_bytes = GRANT_BYTES}};
+    tb_base base = {.model_dir = a->engine.model_dir};
     int code = USAGE;
     br_status status;
     o.channel.greet_ms = a->socket ? 0 : a->greet * (int64_t)1000;
@@ -247,6 +252,9 @@ static int run(const args *a) {
     const tb_weights_ops weights = tb_weights_of(&swap);
     o.engine = &ops;
     o.weights = can_swap(a) ? &weights : NULL;
+    base.engine = engine;
+    const tb_weights_ops full = tb_full_of(&base);
+    o.full = &full;
     BR_TRY_GOTO(tb_session_open(&o, &s), fail);
     code = a->socket ? serve_socket(a, s) : serve_mpi(a, s);
     goto end;
@@ -254,6 +262,7 @@ fail:
     fprintf(stderr, "bitroll-worker: %s: %s\n", br_status_name(status), br_last_error());
 end:
     tb_session_close(s);
+    tb_base_close(&base);
     br_engine_close(engine);
     return code;
 }
@@ -272,6 +281,8 @@ int main(int argc, char **argv) {
         return 1;
     }
     code = run(&a);
-    tb_mpi_finish(code != TRAINER_LOST, FINISH_MS);
-    return 0;
+    const int is_clean = code != TRAINER_LOST;
+    code = a.own_status ? code : 0;
+    tb_mpi_finish(is_clean, FINISH_MS, code);
+    return code;
 }

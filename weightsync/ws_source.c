@@ -27,7 +27,8 @@ static br_status feed_set(ws_stage *stage, const lora_set *set) {
     BR_TRY_GOTO(br_mem_alloc((void **)&room, most, "a tensor that is made"), exit);
     for (int64_t i = 0; i < manifest->n_tensor; i++) {
         const ws_tensor t = ws_manifest_at(manifest, i);
-        BR_TRY_GOTO(ws_chunk(stage, i, 0, value_of(set, &t, room), ws_tensor_bytes(&t)), exit);
+        const uint16_t *value = value_of(set, &t, room);
+        BR_TRY_GOTO(value == room ? ws_chunk(stage, i, 0, value, ws_tensor_bytes(&t)) : ws_whole(stage, i, value), exit);
     }
     status = ws_end(stage, generated ? NULL : &digest); /* the digest of recipes is another one */
 exit:
@@ -76,10 +77,8 @@ br_status ws_from_memory(ws_stage *stage, const uint16_t *const *value, int64_t 
     if (*answer != BR_SWAP_DONE)
         return BR_OK;
     *answer = BR_SWAP_REFUSED;
-    for (int64_t i = 0; i < n_tensor; i++) {
-        const ws_tensor t = ws_manifest_at(manifest, i);
-        BR_TRY(ws_chunk(stage, i, 0, value[i], ws_tensor_bytes(&t)));
-    }
+    for (int64_t i = 0; i < n_tensor; i++)
+        BR_TRY(ws_whole(stage, i, value[i]));
     BR_TRY(ws_end(stage, expected));
     *answer = BR_SWAP_DONE;
     return BR_OK;

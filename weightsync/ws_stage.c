@@ -4,6 +4,7 @@
 #include "br_mem.h"
 #include "lora_file.h"
 
+#include <stdio.h>
 #include <string.h>
 
 enum { WAYS = 2 };
@@ -16,7 +17,7 @@ struct ws_stage {
     ws_manifest next;        /* of what comes in */
     lora_scale *plan[WAYS];  /* (n_map) what each way holds */
     uint8_t *written[WAYS];  /* (n_map) not all zero */
-    br_digest *matrix;       /* (2 * n_map) of the tensors that came in whole */
+    br_seen *seen;           /* (2 * n_map) of the tensors that came in whole */
     uint8_t *whole;          /* (2 * n_map) */
     unsigned char *part;     /* a tensor that comes in pieces */
     br_swap_state state;
@@ -58,12 +59,20 @@ static void to_idle(ws_stage *s) {
     s->n_whole = 0;
 }
 
+/* The target lets go of values that it holds on to. */
+static br_status flush(ws_stage *s) {
+    return s->target.flush ? s->target.flush(s->target.context) : BR_OK;
+}
+
 /* A refusal of what comes in: the version is dropped. */
 static br_status drop(ws_stage *s, br_status status) {
-    if (status != BR_OK) {
-        br_fail_context(status, "adapter '%s', version %lld", s->name, (long long)s->version);
-        to_idle(s);
-    }
+    char sentence[1024];
+    if (status == BR_OK)
+        return BR_OK;
+    snprintf(sentence, sizeof sentence, "%s", br_last_error());
+    flush(s); /* a failure of its own will show again */
+    br_fail(status, "adapter '%s', version %lld: %s", s->name, (long long)s->version, sentence);
+    to_idle(s);
     return status;
 }
 
@@ -89,7 +98,7 @@ static br_status alloc(ws_stage *s) {
         BR_TRY(br_mem_alloc((void **)&s->plan[way], n * sizeof *s->plan[way], "a plan of an adapter"));
         BR_TRY(br_mem_alloc((void **)&s->written[way], n, "a plan of an adapter"));
     }
-    BR_TRY(br_mem_alloc((void **)&s->matrix, 2 * n * sizeof *s->matrix, "digests of tensors"));
+    BR_TRY(br_mem_alloc((void **)&s->seen, 2 * n * sizeof *s->seen, "digests of tensors"));
     BR_TRY(br_mem_alloc((void **)&s->whole, 2 * n, "flags of tensors"));
     return br_mem_alloc((void **)&s->part, tensor_bytes_max(s->config, s->rank_max), "a tensor that comes in pieces");
 }
@@ -130,7 +139,7 @@ void ws_close(ws_stage *s) {
         br_mem_free(s->plan[way]);
         br_mem_free(s->written[way]);
     }
-    br_mem_free(s->matrix);
+    br_mem_free(s->seen);
     br_mem_free(s->whole);
     br_mem_free(s->part);
     ws_manifest_close(&s->next);
@@ -190,23 +199,41 @@ br_status ws_begin(ws_stage *s, int64_t version, uint32_t flags, int32_t n_old, 
 
 /* ---- chunks ---------------------------------------------------------------------------------------------------------------- */
 
-/* A whole tensor: finite? Then it goes to its place. */
-static br_status take_whole(ws_stage *s, int64_t i, const ws_tensor *t, const uint16_t *value) {
-    const int64_t n = (int64_t)t->n_row * t->n_col;
-    const int32_t way = !s->live_way;
+static void look(const uint16_t *value, int64_t n, br_seen *seen) {
     uint16_t any = 0;
-    for (int64_t k = 0; k < n; k++) {
-        if ((value[k] & 0x7f80) == 0x7f80) {
-            char name[BR_NAME_BYTES];
-            ws_manifest_name(&s->next, i, name);
-            return br_fail(BR_E_FORMAT, "tensor '%s': element %lld is NaN or Inf", name, (long long)k);
-        }
+    *seen = (br_seen){.first_bad = UINT32_MAX};
+    for (int64_t k = 0; k < n && seen->first_bad == UINT32_MAX; k++) {
+        if ((value[k] & 0x7f80) == 0x7f80)
+            seen->first_bad = (uint32_t)k;
         any |= value[k] & 0x7fff;
     }
+    seen->any = any != 0;
+    seen->digest = lora_digest_matrix(value, n);
+}
+
+/* Of a tensor that was looked at: finite? */
+static br_status judge(ws_stage *s, int64_t i) {
+    const br_seen *seen = &s->seen[i];
+    if (seen->first_bad != UINT32_MAX) {
+        char name[BR_NAME_BYTES];
+        ws_manifest_name(&s->next, i, name);
+        return br_fail(BR_E_FORMAT, "tensor '%s': element %lld is NaN or Inf", name, (long long)seen->first_bad);
+    }
+    s->has_effect |= i % 2 && seen->any && s->next.plan[s->next.touched[i / 2]].alpha != 0; /* A, then B of each map */
+    return BR_OK;
+}
+
+/* A whole tensor goes to its place, and s with A. */
+static br_status take_whole(ws_stage *s, int64_t i, const ws_tensor *t, const uint16_t *value, int32_t stays) {
+    const int32_t way = !s->live_way;
+    if (!s->target.flush) {
+        look(value, (int64_t)t->n_row * t->n_col, &s->seen[i]);
+        BR_TRY(judge(s, i));
+    }
     s->written[way][t->map] = 1;
-    BR_TRY(s->target.put(s->target.context, way, t, value));
-    s->matrix[i] = lora_digest_matrix(value, n);
-    s->has_effect |= t->is_b && any && s->next.plan[t->map].alpha != 0;
+    BR_TRY(s->target.put(s->target.context, way, t, value, stays, &s->seen[i]));
+    if (!t->is_b)
+        BR_TRY(s->target.scale(s->target.context, way, t, &s->next.plan[t->map]));
     s->whole[i] = 1;
     s->n_whole++;
     return BR_OK;
@@ -236,26 +263,43 @@ static br_status check_chunk(const ws_stage *s, int64_t i, const ws_tensor *t, u
     return BR_OK;
 }
 
-static br_status take_chunk(ws_stage *s, int64_t i, uint64_t offset, const void *bytes, size_t n) {
+static br_status check_number(const ws_stage *s, int64_t i) {
     if (i < 0 || i >= s->next.n_tensor)
         return br_fail(BR_E_FORMAT, "tensor number %lld: expected 0 to %lld", (long long)i, (long long)s->next.n_tensor - 1);
+    return BR_OK;
+}
+
+static br_status take_at_once(ws_stage *s, int64_t i, const uint16_t *value) {
+    BR_TRY(check_number(s, i));
+    const ws_tensor t = ws_manifest_at(&s->next, i);
+    BR_TRY(check_chunk(s, i, &t, 0, value, ws_tensor_bytes(&t)));
+    return take_whole(s, i, &t, value, 1);
+}
+
+static br_status take_chunk(ws_stage *s, int64_t i, uint64_t offset, const void *bytes, size_t n) {
+    BR_TRY(check_number(s, i));
     const ws_tensor t = ws_manifest_at(&s->next, i);
     const uint64_t size = ws_tensor_bytes(&t);
     BR_TRY(check_chunk(s, i, &t, offset, bytes, n));
     if (n == size && (uintptr_t)bytes % sizeof(uint16_t) == 0)
-        return take_whole(s, i, &t, bytes);
+        return take_whole(s, i, &t, bytes, 0);
     memcpy(s->part + offset, bytes, n);
     s->part_tensor = i;
     s->part_bytes = offset + n;
     if (s->part_bytes < size)
         return BR_OK;
     s->part_tensor = -1;
-    return take_whole(s, i, &t, (const uint16_t *)(const void *)s->part);
+    return take_whole(s, i, &t, (const uint16_t *)(const void *)s->part, 0);
 }
 
 br_status ws_chunk(ws_stage *s, int64_t tensor, uint64_t offset, const void *bytes, size_t n) {
     BR_TRY(check_call(s, CALL_CHUNK));
     return drop(s, take_chunk(s, tensor, offset, bytes, n));
+}
+
+br_status ws_whole(ws_stage *s, int64_t tensor, const uint16_t *value) {
+    BR_TRY(check_call(s, CALL_CHUNK));
+    return drop(s, take_at_once(s, tensor, value));
 }
 
 /* ---- end ------------------------------------------------------------------------------------------------------------------- */
@@ -279,26 +323,26 @@ static br_digest digest_of(const ws_stage *s) {
         char name[BR_NAME_BYTES];
         const ws_tensor t = ws_manifest_at(&s->next, i);
         const size_t n = lora_module_name(s->config, t.cls, t.layer, t.expert, name);
-        lora_digest_add(&stream, name, n, &s->next.plan[t.map], s->matrix[i], s->matrix[i + 1]);
+        lora_digest_add(&stream, name, n, &s->next.plan[t.map], s->seen[i].digest, s->seen[i + 1].digest);
     }
     return br_hash_end(&stream);
 }
 
-/* Maps that this version leaves alone but an earlier one in this place did not, and the scales of all. */
+/* Maps that this version leaves alone but an earlier one in this place did not. */
 static br_status finish(ws_stage *s) {
     const int32_t way = !s->live_way;
     br_expect map;
     for (int64_t i = 0; i < s->next.n_map; i++) {
         const lora_scale *scale = &s->next.plan[i];
-        if (!scale->rank && !s->written[way][i])
+        if (scale->rank || !s->written[way][i])
             continue;
         br_weight_expect(s->config, i, &map);
-        ws_tensor t = {.map = i, .cls = map.cls, .layer = map.layer, .expert = map.expert, .rank = scale->rank};
-        for (; !scale->rank && t.is_b < 2; t.is_b++)
-            BR_TRY(s->target.put(s->target.context, way, &t, NULL));
+        ws_tensor t = {.map = i, .cls = map.cls, .layer = map.layer, .expert = map.expert};
+        for (; t.is_b < 2; t.is_b++)
+            BR_TRY(s->target.put(s->target.context, way, &t, NULL, 0, NULL));
         t.is_b = 0;
         BR_TRY(s->target.scale(s->target.context, way, &t, scale));
-        s->written[way][i] = scale->rank != 0;
+        s->written[way][i] = 0;
     }
     memcpy(s->plan[way], s->next.plan, (size_t)s->next.n_map * sizeof *s->plan[way]);
     return BR_OK;
@@ -306,6 +350,10 @@ static br_status finish(ws_stage *s) {
 
 static br_status take_end(ws_stage *s, const br_digest *expected) {
     BR_TRY(check_all_whole(s));
+    BR_TRY(finish(s));
+    BR_TRY(flush(s));
+    for (int64_t i = 0; s->target.flush && i < s->next.n_tensor; i++)
+        BR_TRY(judge(s, i));
     if (!s->has_effect && !(s->flags & BR_SWAP_INITIAL))
         return br_fail(BR_E_FORMAT, "every B or its alpha is zero: expected an adapter that has an effect, or the flag initial at version 0");
     s->digest = digest_of(s);
@@ -315,7 +363,6 @@ static br_status take_end(ws_stage *s, const br_digest *expected) {
         br_digest_text(*expected, wanted);
         return br_fail(BR_E_MISMATCH, "its digest is %s: expected %s", found, wanted);
     }
-    BR_TRY(finish(s));
     s->state = BR_SWAP_PREPARED;
     return BR_OK;
 }
@@ -350,8 +397,10 @@ br_status ws_commit(ws_stage *s, int64_t version, int32_t n_wait, br_swap_answer
 }
 
 void ws_abort(ws_stage *s) {
-    if (check_call(s, CALL_ABORT) == BR_OK)
-        to_idle(s);
+    if (check_call(s, CALL_ABORT) != BR_OK)
+        return;
+    flush(s); /* a failure of it will show again */
+    to_idle(s);
 }
 
 ws_status ws_status_of(const ws_stage *s) {

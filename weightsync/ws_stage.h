@@ -1,8 +1,8 @@
 /* ws_stage: the life of one adapter name: a new version comes in beside the live one, is checked whole, and takes its place.
  *
- * Layer: weightsync; includes base, weights (names), lora. A state machine over bytes: no file, no clock, no thread, no tensor op. Values
- * go on to a target as soon as a tensor is whole, into memory that no forward reads until the commit; a refused call before the commit
- * drops the version that was coming in and leaves the live one as it is. How many sequences run is told by the caller.
+ * Layer: weightsync; includes base, device, weights (names), lora. A state machine over bytes: no file, no clock, no thread, no tensor op.
+ * Values go on to a target as soon as a tensor is whole, into memory that no forward reads until the commit; a refused call before the
+ * commit drops the version that was coming in and leaves the live one as it is. How many sequences run is told by the caller.
  *
  *              idle                 receiving        prepared               draining
  *   begin      checked; COMMITTED   refused          refused                BUSY
@@ -18,14 +18,19 @@
 #define WS_STAGE_H
 
 #include "bitroll.h"
+#include "device_view.h"
 #include "ws_manifest.h"
 
 /* Where values go. Both may be told of any map of the config. Their errors drop the version. */
 typedef struct ws_target {
     void *context;
-    /* A whole matrix, row-major; NULL: zeros, tensor->rank is 0 then. way: which of the two places of the name. */
-    br_status (*put)(void *context, int32_t way, const ws_tensor *tensor, const uint16_t *value);
+    /* A whole matrix, row-major; NULL: zeros, tensor->rank is 0 then. way: which of the two places of the name. stays 1: value is as it
+     * is until flush; else it is read before put returns. */
+    br_status (*put)(void *context, int32_t way, const ws_tensor *tensor, const uint16_t *value, int32_t stays, br_seen *seen);
     br_status (*scale)(void *context, int32_t way, const ws_tensor *tensor, const lora_scale *scale);
+    /* All that was put is in its place, and `seen` of each put says what lies there. NULL: put is done at once, and the stage has looked at
+     * the values itself, in the host's memory. */
+    br_status (*flush)(void *context);
 } ws_target;
 
 typedef struct ws_stage ws_stage;
@@ -51,6 +56,8 @@ const ws_manifest *ws_manifest_of(const ws_stage *stage);
 br_status ws_begin(ws_stage *stage, int64_t version, uint32_t flags, int32_t n_old, br_swap_answer *answer);
 /* Tensors come in any order, one after the other, each in chunks of rising offset without gaps. */
 br_status ws_chunk(ws_stage *stage, int64_t tensor, uint64_t offset, const void *bytes, size_t n);
+/* A whole tensor at once, whose value is as it is until the end was answered; where the target has flush, not only in the host's memory. */
+br_status ws_whole(ws_stage *stage, int64_t tensor, const uint16_t *value);
 br_status ws_end(ws_stage *stage, const br_digest *expected); /* NULL: any */
 /* n_wait: sequences that have to end first. COMMITTED: the way flips with this call, if it was not this version before. */
 br_status ws_commit(ws_stage *stage, int64_t version, int32_t n_wait, br_swap_answer *answer);

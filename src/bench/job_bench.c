@@ -2,7 +2,7 @@
  * job_bench.h. Layer: bench. */
 #include "job_bench.h"
 
-#include "report.h"
+#include "job_report.h"
 
 #include <errno.h>
 #include <stdarg.h>

@@ -18,7 +18,7 @@ typedef struct cli {
     const char *prompts, *in, *out, *adapter_override, *as;
     const char *positional[2];
     int32_t n_positional;
-    int32_t n_sample, pack_tokens, commit_every, recompute, resume, json, stage_hash, choices, seq, pos_min, pos_max;
+    int32_t n_sample, pack_tokens, commit_every, recompute, resume, foreign, json, stage_hash, choices, seq, pos_min, pos_max;
     uint64_t seed, shuffle_seed;
 } cli;
 

@@ -90,6 +90,8 @@ static void print_json(const char *verb, br_status status, const br_report *r) {
     printf("{\"verb\": \"%s\", \"status\": \"%s\", \"n_seq\": %lld, \"n_tok\": %lld, \"n_error\": %lld", verb,
            status_text, (long long)r->n_seq, (long long)r->n_tok, (long long)r->n_error);
     printf(", \"seconds\": %.6f, \"tok_per_s\": %.3f", r->seconds, rate(r));
+    if (strcmp(verb, "score") == 0)
+        printf(", \"forward_seconds\": %.6f", r->forward_seconds);
     print_json_digest("weights_digest", r->weights_digest);
     printf(", \"adapter_digests\": {");
     for (int32_t i = 0; i < r->n_adapter; i++) {
@@ -104,11 +106,19 @@ static void print_json(const char *verb, br_status status, const br_report *r) {
     print_json_digest("logprob_digest", r->logprob_digest);
     if (strcmp(verb, "parity") == 0 || strcmp(verb, "verify") == 0)
         print_json_comparison(r);
+    if (r->summary) {
+        printf(", \"summary\": ");
+        print_json_text(r->summary);
+    }
     printf("}\n");
 }
 
 static void print_summary(const char *verb, const br_report *r) {
     char weights[DIGEST_TEXT], contract[DIGEST_TEXT], logprob[DIGEST_TEXT], adapter[DIGEST_TEXT];
+    if (r->summary) {
+        puts(r->summary);
+        return;
+    }
     if (strcmp(verb, "parity") == 0) {
         /* k3 is the estimate that never goes below 0; where it underflows, k1 still shows that something differs. */
         printf("parity: %lld of %lld log-probs differ, KL %.9g\n", (long long)r->n_differ, (long long)r->n_compared,

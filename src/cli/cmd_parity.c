@@ -1,7 +1,8 @@
-/* bitroll parity: two files of one run, log-prob bits against log-prob bits. */
+/* bitroll parity: two files, log-prob bits against log-prob bits; of one run of ours, or of any stacks. */
 #include "cli.h"
 
 cli_exit cmd_parity(cli *c) {
     br_report report = {0};
-    return cli_finish(c, "parity", br_job_parity(c->positional[0], c->positional[1], &report), &report);
+    const char *a = c->positional[0], *b = c->positional[1];
+    return cli_finish(c, "parity", c->foreign ? br_job_parity_foreign(a, b, &report) : br_job_parity(a, b, &report), &report);
 }

@@ -123,3 +123,43 @@ br_status br_device_elapsed(br_device *device, int32_t from, int32_t to, double 
     BR_TRY(check_mark(to));
     return device->op->elapsed(device, from, to, microseconds);
 }
+
+br_status br_device_reach(br_device *device, int32_t i) {
+    BR_TRY(check_mark(i));
+    return device->op->reach(device, i);
+}
+
+br_memory_kind br_device_kind_of(br_device *device, const void *at) {
+    return device->op->kind_of(device, at);
+}
+
+br_status br_device_export(const void *at, br_ipc *out) {
+    return br_device_cuda_export(at, out);
+}
+
+br_status br_device_import(br_device *device, const uint8_t handle[BR_IPC_HANDLE_BYTES], void **out) {
+    return device->op->import(device, handle, out);
+}
+
+void br_device_unimport(br_device *device, void *block) {
+    if (block)
+        device->op->unimport(device, block);
+}
+
+/* ---- views: device_view.h ------------------------------------------------------------------------------------------------- */
+
+br_status br_device_place(br_device *device, const br_view *view, const uint16_t *const *src, int32_t n) {
+    return device->op->place(device, view, src, n);
+}
+
+br_status br_device_fill(br_device *device, const br_fill *fill, int32_t n) {
+    return device->op->fill(device, fill, n);
+}
+
+br_status br_device_check(br_device *device, const br_fill *fill, int32_t n, uint32_t *torn) {
+    return device->op->check(device, fill, n, torn);
+}
+
+br_status br_device_hash(br_device *device, const br_view *view, int32_t n, br_seen *seen) {
+    return device->op->hash(device, view, n, seen);
+}

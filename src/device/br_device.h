@@ -61,6 +61,22 @@ void br_graph_free(br_graph *graph); /* NULL is a no-op */
 enum { BR_DEVICE_MARKS = 16 };
 br_status br_device_mark(br_device *device, int32_t i);
 br_status br_device_elapsed(br_device *device, int32_t from, int32_t to, double *microseconds);
+/* Waits until all before mark i is done; one that was never set is done. */
+br_status br_device_reach(br_device *device, int32_t i);
+
+/* What an address is to this device; to a host device all are BR_MEMORY_HOST. */
+typedef enum br_memory_kind {
+    BR_MEMORY_HOST,   /* a copy of it is a copy by the processor first */
+    BR_MEMORY_LOCKED, /* host memory that the device reads by itself */
+    BR_MEMORY_DEVICE
+} br_memory_kind;
+br_memory_kind br_device_kind_of(br_device *device, const void *at);
+
+/* Device memory of another process of the same machine, from its base on; its owner keeps it until unimport. BR_E_UNSUPPORTED: a host
+ * device; BR_E_NOT_FOUND: nobody's, or it cannot be reached from this GPU. */
+br_status br_device_export(const void *at, br_ipc *out); /* see br_ipc_export */
+br_status br_device_import(br_device *device, const uint8_t handle[BR_IPC_HANDLE_BYTES], void **out);
+void br_device_unimport(br_device *device, void *block); /* NULL is a no-op */
 
 void *br_device_stream(const br_device *device); /* a cudaStream_t; NULL on a host device */
 

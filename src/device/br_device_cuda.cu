@@ -159,11 +159,72 @@ static br_status cuda_elapsed(br_device *device, int32_t from, int32_t to, doubl
     return BR_OK;
 }
 
+static br_status cuda_reach(br_device *device, int32_t i) {
+    const cudaEvent_t mark = ((const cuda_device *)device)->mark[i];
+    return mark ? check(cudaEventSynchronize(mark), "waiting for a mark") : BR_OK;
+}
+
+static br_memory_kind cuda_kind_of(br_device *device, const void *at) {
+    cudaPointerAttributes attributes;
+    (void)device;
+    if (cudaPointerGetAttributes(&attributes, at) != cudaSuccess) {
+        cudaGetLastError();
+        return BR_MEMORY_HOST;
+    }
+    return attributes.type == cudaMemoryTypeDevice ? BR_MEMORY_DEVICE : attributes.type == cudaMemoryTypeHost ? BR_MEMORY_LOCKED : BR_MEMORY_HOST;
+}
+
+/* ---- memory that two processes share ---------------------------------------------------------------------------------------- */
+
+static br_status cuda_import(br_device *device, const uint8_t handle[BR_IPC_HANDLE_BYTES], void **out) {
+    cudaIpcMemHandle_t memory;
+    static_assert(sizeof memory == BR_IPC_HANDLE_BYTES, "a handle is CUDA's");
+    (void)device;
+    *out = NULL;
+    memcpy(&memory, handle, sizeof memory);
+    const cudaError_t error = cudaIpcOpenMemHandle(out, memory, cudaIpcMemLazyEnablePeerAccess);
+    if (error == cudaSuccess)
+        return BR_OK;
+    cudaGetLastError(); /* what a peer sends does no harm to this device */
+    *out = NULL;
+    return br_fail(BR_E_NOT_FOUND, "GPU memory of another process cannot be opened: %s", cudaGetErrorString(error));
+}
+
+static void cuda_unimport(br_device *device, void *block) {
+    cudaStreamSynchronize(stream_of(device));
+    cudaIpcCloseMemHandle(block);
+}
+
+/* A handle is of the whole allocation, whose base the driver knows. */
+extern "C" br_status br_device_cuda_export(const void *at, br_ipc *out) {
+    typedef int (*range_of)(unsigned long long *base, size_t *bytes, unsigned long long at);
+    cudaDriverEntryPointQueryResult found;
+    cudaIpcMemHandle_t memory;
+    unsigned long long base = 0;
+    size_t bytes = 0;
+    void *range = NULL;
+    memset(out, 0, sizeof *out);
+    if (cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &range, 12000, cudaEnableDefault, &found) != cudaSuccess ||
+        found != cudaDriverEntryPointSuccess || ((range_of)range)(&base, &bytes, (uintptr_t)at) != 0) {
+        cudaGetLastError();
+        return br_fail(BR_E_NOT_FOUND, "the address is no memory of a GPU: only that can be shared with another process");
+    }
+    const cudaError_t error = cudaIpcGetMemHandle(&memory, (void *)(uintptr_t)base);
+    if (error != cudaSuccess) {
+        cudaGetLastError();
+        return br_fail(BR_E_UNSUPPORTED, "this GPU memory cannot be shared with another process: %s", cudaGetErrorString(error));
+    }
+    memcpy(out->handle, &memory, sizeof memory);
+    out->offset = (uintptr_t)at - base;
+    return BR_OK;
+}
+
 static const device_ops *cuda_ops(void) {
     static const device_ops OPS = {
         cuda_close, cuda_alloc, cuda_free, cuda_memory, cuda_upload, cuda_download, cuda_copy, cuda_wait,
         cuda_locked_alloc, cuda_locked_free, cuda_graph_begin, cuda_graph_end, cuda_graph_run, cuda_graph_free,
-        cuda_mark, cuda_elapsed,
+        cuda_mark, cuda_elapsed, cuda_reach, cuda_kind_of, cuda_import, cuda_unimport,
+        br_device_cuda_place, br_device_cuda_fill, br_device_cuda_check, br_device_cuda_hash,
     };
     return &OPS;
 }

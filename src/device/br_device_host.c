@@ -75,6 +75,30 @@ static br_status host_elapsed(br_device *device, int32_t from, int32_t to, doubl
     return BR_OK;
 }
 
+static br_status host_reach(br_device *device, int32_t i) {
+    (void)device;
+    (void)i;
+    return BR_OK;
+}
+
+static br_memory_kind host_kind_of(br_device *device, const void *at) {
+    (void)device;
+    (void)at;
+    return BR_MEMORY_HOST;
+}
+
+static br_status host_import(br_device *device, const uint8_t handle[BR_IPC_HANDLE_BYTES], void **out) {
+    (void)device;
+    (void)handle;
+    *out = NULL;
+    return br_fail(BR_E_UNSUPPORTED, "a host device has no GPU memory to share with another process");
+}
+
+static void host_unimport(br_device *device, void *block) {
+    (void)device;
+    (void)block;
+}
+
 static const device_ops HOST_OPS = {
     .close = host_close,
     .alloc = host_alloc,
@@ -92,6 +116,14 @@ static const device_ops HOST_OPS = {
     .graph_free = host_graph_free,
     .mark = host_mark,
     .elapsed = host_elapsed,
+    .reach = host_reach,
+    .kind_of = host_kind_of,
+    .import = host_import,
+    .unimport = host_unimport,
+    .place = br_device_host_place,
+    .fill = br_device_host_fill,
+    .check = br_device_host_check,
+    .hash = br_device_host_hash,
 };
 
 br_status br_device_host_open(br_device **out) {

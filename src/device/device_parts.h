@@ -2,7 +2,7 @@
 #ifndef DEVICE_PARTS_H
 #define DEVICE_PARTS_H
 
-#include "br_device.h"
+#include "device_view.h"
 
 typedef struct device_ops {
     void (*close)(br_device *);
@@ -21,6 +21,14 @@ typedef struct device_ops {
     void (*graph_free)(br_graph *graph);
     br_status (*mark)(br_device *, int32_t i);
     br_status (*elapsed)(br_device *, int32_t from, int32_t to, double *microseconds);
+    br_status (*reach)(br_device *, int32_t i);
+    br_memory_kind (*kind_of)(br_device *, const void *at);
+    br_status (*import)(br_device *, const uint8_t handle[BR_IPC_HANDLE_BYTES], void **out);
+    void (*unimport)(br_device *, void *block);
+    br_status (*place)(br_device *, const br_view *view, const uint16_t *const *src, int32_t n);
+    br_status (*fill)(br_device *, const br_fill *fill, int32_t n);
+    br_status (*check)(br_device *, const br_fill *fill, int32_t n, uint32_t *torn);
+    br_status (*hash)(br_device *, const br_view *view, int32_t n, br_seen *seen);
 } device_ops;
 
 struct br_device {
@@ -33,5 +41,16 @@ struct br_device {
 br_status br_device_host_open(br_device **out);
 /* stream NULL: one of its own. In br_device_cuda.cu, or what a build without CUDA says. */
 br_status br_device_cuda_open(void *const *stream, br_device **out);
+br_status br_device_cuda_export(const void *at, br_ipc *out);
+
+/* device_view_host.c, device_view_cuda.cu */
+br_status br_device_host_place(br_device *, const br_view *view, const uint16_t *const *src, int32_t n);
+br_status br_device_host_fill(br_device *, const br_fill *fill, int32_t n);
+br_status br_device_host_check(br_device *, const br_fill *fill, int32_t n, uint32_t *torn);
+br_status br_device_host_hash(br_device *, const br_view *view, int32_t n, br_seen *seen);
+br_status br_device_cuda_place(br_device *, const br_view *view, const uint16_t *const *src, int32_t n);
+br_status br_device_cuda_fill(br_device *, const br_fill *fill, int32_t n);
+br_status br_device_cuda_check(br_device *, const br_fill *fill, int32_t n, uint32_t *torn);
+br_status br_device_cuda_hash(br_device *, const br_view *view, int32_t n, br_seen *seen);
 
 #endif

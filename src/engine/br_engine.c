@@ -67,30 +67,17 @@ void engine_bind_root(br_engine *e, int32_t slot, uint64_t epoch) {
     e->root[slot + 1] = br_hash_chain(e->loaded.weights_digest, &part, sizeof part);
 }
 
-static void bind_roots(br_engine *e) {
+void engine_bind_roots(br_engine *e) {
     for (int32_t slot = -1; slot < br_model_slot_count(e->loaded.model); slot++)
         engine_bind_root(e, slot, 0);
     if (e->swap)
         engine_swap_bind_roots(e);
 }
 
-br_status br_engine_reload(br_engine *e, const char *model_dir, const br_digest *expected) {
-    int32_t changed = 0;
-    if (!model_dir)
-        return br_fail(BR_E_ARG, "no model folder given");
-    if (sched_n_left(e->sched) > 0)
-        return br_fail(BR_E_LIMIT, "%d requests run: weights are changed when none does", sched_n_left(e->sched));
-    const br_status status = br_loaded_reload(&e->loaded, model_dir, expected, &changed);
-    if (status != BR_OK && changed)
-        e->broken = status;
-    bind_roots(e); /* what was computed under the weights before is never found again */
-    return status;
-}
-
 static br_status open_parts(br_engine *e) {
     br_engine_options *o = &e->options;
     e->n_request_max = 2 * o->max_seqs;
-    e->n_queue_max = 2 * e->n_request_max; /* a step's tokens and the ends of all that are aborted before the next */
+    e->n_queue_max = 2 * e->n_request_max + o->chunk_tokens; /* a step's tokens, and the ends of all that are aborted before the next */
     sched_options options = {
         .n_seq_max = o->max_seqs, .chunk_tokens = o->chunk_tokens, .n_page = o->kv_pages, .n_state = state_count(e),
         .n_queue_max = e->n_request_max, .n_tok_max = e->loaded.n_pos_max, .state_every = o->state_every,
@@ -101,8 +88,9 @@ static br_status open_parts(br_engine *e) {
     BR_TRY(open_caches(e));
     BR_TRY(step_rows_open(&e->rows, e->loaded.device, o->chunk_tokens, o->max_seqs, sched_table_ld(e->sched)));
     BR_TRY(draw_open(&e->draw, &e->loaded, o->max_seqs));
+    BR_TRY(score_rows_open(&e->score, &e->loaded, o->chunk_tokens));
     BR_TRY(br_mirror_open(e->loaded.device, (size_t)o->max_seqs * sizeof(bi_first_fault), "faults", &e->fault));
-    bind_roots(e);
+    engine_bind_roots(e);
     return e->options.swap_rank ? engine_swap_open(e) : BR_OK;
 }
 
@@ -131,6 +119,7 @@ void br_engine_close(br_engine *e) {
         for (int32_t i = 0; i < e->n_graph; i++)
             br_graph_free(e->graph[i].graph);
         draw_close(&e->draw);
+        score_rows_close(&e->score);
         step_rows_close(&e->rows);
         br_mirror_close(e->loaded.device, &e->fault);
         br_device_free(e->loaded.device, e->pages);
@@ -183,7 +172,9 @@ static br_status check_request(const br_engine *e, const br_request *r) {
         if (r->prompt[i] < 0 || r->prompt[i] >= e->loaded.config.n_vocab)
             return br_fail(BR_E_ARG, "prompt '%s': token %d at position %d: expected 0 to %d", r->uid, r->prompt[i], i, e->loaded.config.n_vocab - 1);
     }
-    return sampling_check(&r->sampling, e->loaded.config.n_vocab);
+    if (r->score_from && (r->score_from < 1 || r->score_from >= r->n_prompt))
+        return br_fail(BR_E_ARG, "prompt '%s' is scored from position %d: expected 1 to %d, its last", r->uid, r->score_from, r->n_prompt - 1);
+    return r->score_from ? sampling_check_scored(&r->sampling) : sampling_check(&r->sampling, e->loaded.config.n_vocab);
 }
 
 static bi_sampling setting_of(const br_request *r) {
@@ -206,13 +197,14 @@ static br_status submit(br_engine *e, const br_request *r, const int32_t *forced
     if (index == e->n_request_max)
         return br_fail(BR_E_LIMIT, "%d requests are held: poll first", e->n_request_max);
     const uint64_t fresh = (e->n_submitted + 1) << ENGINE_INDEX_BITS | (uint64_t)index;
-    sched_request request = {.id = fresh, .token = r->prompt, .n_prompt = r->n_prompt, .max_new = r->sampling.max_new,
-                             .adapter = slot, .root = e->root[slot + 1]};
+    sched_request request = {.id = fresh, .token = r->prompt, .n_prompt = r->n_prompt, .max_new = r->score_from ? 0 : r->sampling.max_new,
+                             .score_from = r->score_from, .adapter = slot, .root = e->root[slot + 1]};
     BR_TRY(sched_submit(e->sched, &request));
     e->n_submitted++;
     engine_request *held = &e->request[index];
-    *held = (engine_request){.id = fresh, .setting = setting_of(r), .n_prompt = r->n_prompt, .sampling = r->sampling, .forced = forced,
-                              .slot = slot, .versions = {.n_run = 1, .certified = 1}};
+    *held = (engine_request){.id = fresh, .setting = setting_of(r), .first = r->score_from ? r->score_from : r->n_prompt,
+                             .score_from = r->score_from, .sampling = r->sampling, .forced = forced, .slot = slot,
+                             .versions = {.n_run = 1, .certified = 1}};
     held->versions.run[0].version = engine_swap_version(e, name);
     *id = fresh;
     return BR_OK;
@@ -245,15 +237,19 @@ void engine_push(br_engine *e, const br_token *token) {
     e->queue[(e->queue_first + e->queue_count++) % e->n_queue_max] = *token;
 }
 
+void engine_push_end(br_engine *e, const engine_request *request, br_stop_reason stop) {
+    const br_token token = {.request = request->id, .token = -1, .position = request->first + request->n_new, .logprob = BR_UNSCORED,
+                            .logprob_raw = BR_UNSCORED, .logprob_kept = BR_UNSCORED, .entropy = BR_UNSCORED, .last = 1, .stop = stop};
+    engine_push(e, &token);
+}
+
 br_status br_abort(br_engine *e, uint64_t id) {
     engine_request *request = engine_find(e, id);
     if (!request || request->ended)
         return br_fail(BR_E_NOT_FOUND, "request %llu is not running", (unsigned long long)id);
     BR_TRY(sched_abort(e->sched, id));
     engine_end(request, br_fail(BR_E_ABORTED, "aborted by its owner"));
-    br_token token = {.request = id, .token = -1, .position = request->n_prompt + request->n_new, .logprob = BR_UNSCORED, .logprob_raw = BR_UNSCORED,
-                      .logprob_kept = BR_UNSCORED, .entropy = BR_UNSCORED, .last = 1, .stop = BR_STOP_ABORT};
-    engine_push(e, &token);
+    engine_push_end(e, request, BR_STOP_ABORT);
     return engine_swap_settle(e);
 }
 

@@ -89,30 +89,20 @@ exit:
     return status;
 }
 
-br_status br_loaded_reload(br_loaded *loaded, const char *dir, const br_digest *expected, int32_t *changed) {
-    br_status status;
+br_status br_loaded_open_like(const br_loaded *loaded, const char *dir, br_weights **out) {
     br_config config;
-    br_weights *weights = NULL;
-    *changed = 0;
+    *out = NULL;
     BR_TRY(br_config_read(dir, &config));
     if (!br_digest_equal(br_config_digest(&config), loaded->config_digest))
         return br_fail(BR_E_FORMAT, "%s: its config.json describes another model than the one that is loaded", dir);
-    BR_TRY_GOTO(checkpoint_open(dir, &loaded->config, &weights), exit);
-    BR_TRY_GOTO(br_weights_check_data(weights), exit);
-    const br_digest digest = br_weights_digest(weights);
-    if (expected && !br_digest_equal(digest, *expected)) {
-        char found[BR_DIGEST_TEXT_BYTES], wanted[BR_DIGEST_TEXT_BYTES];
-        br_digest_text(digest, found);
-        br_digest_text(*expected, wanted);
-        status = br_fail(BR_E_MISMATCH, "%s: the digest of its weights is %s: expected %s", dir, found, wanted);
-        goto exit;
-    }
+    return checkpoint_open(dir, &loaded->config, out);
+}
+
+br_status br_loaded_put(br_loaded *loaded, const br_weights *weights, br_digest digest, int32_t *changed) {
     const br_model_options options = model_options(loaded, weights);
-    BR_TRY_GOTO(br_model_reload(loaded->model, &options, changed), exit);
+    BR_TRY(br_model_reload(loaded->model, &options, changed));
     loaded->weights_digest = digest;
-exit:
-    br_weights_close(weights);
-    return status;
+    return BR_OK;
 }
 
 void br_loaded_close(br_loaded *loaded) {

@@ -25,8 +25,10 @@ typedef struct br_loaded {
  * raised so that it fits into one step. Errors as br_engine_open; *out is closed again on error. */
 br_status br_loaded_open(const br_engine_options *options, int32_t n_row_max, int32_t n_pos_max, int32_t whole, br_loaded *out);
 void br_loaded_close(br_loaded *loaded);
-/* The weights of another checkpoint of the same config; expected NULL: any. As br_model_reload. */
-br_status br_loaded_reload(br_loaded *loaded, const char *dir, const br_digest *expected, int32_t *changed);
+/* Another checkpoint of the same config, its data not looked at: BR_E_FORMAT when config.json is another. */
+br_status br_loaded_open_like(const br_loaded *loaded, const char *dir, br_weights **out);
+/* Its weights, which were checked; digest: theirs. As br_model_reload. */
+br_status br_loaded_put(br_loaded *loaded, const br_weights *weights, br_digest digest, int32_t *changed);
 
 /* The number of an adapter's name, -1 for NULL or "base". */
 br_status br_loaded_name(const br_loaded *loaded, const char *adapter, int32_t *name);

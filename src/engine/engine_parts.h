@@ -5,6 +5,7 @@
 #include "br_sched.h"
 #include "draw.h"
 #include "engine_swap.h"
+#include "score_rows.h"
 #include "step_rows.h"
 
 enum { ENGINE_GRAPH_MAX = 256 };
@@ -14,7 +15,8 @@ enum { ENGINE_ERROR_BYTES = 192, ENGINE_INDEX_BITS = 16, ENGINE_REQUEST_MAX = 1 
 typedef struct engine_request {
     uint64_t id; /* 0: free */
     bi_sampling setting; /* for the sampler */
-    int32_t n_prompt, n_new;
+    int32_t first, n_new;  /* position of the first token that is handed out; how many were */
+    int32_t score_from;    /* as submitted */
     br_sampling sampling;  /* as submitted: where the text ends */
     const int32_t *forced; /* NULL, or max_new tokens that are taken instead of drawn ones; the caller's */
     int32_t slot;          /* adapter slot of its rows, -1 base */
@@ -48,6 +50,7 @@ struct br_engine {
     step_rows rows;
     draw draw;             /* of the rows that sample, at most one a sequence */
     int32_t *sample_seg;
+    score_rows score;      /* of rows whose tokens are given */
     br_mirror fault;       /* (max_seqs) bi_first_fault of each segment */
     sched_outcome *outcome;
     unsigned char *pages, *states; /* caches, device */
@@ -62,6 +65,7 @@ struct br_engine {
 /* One step: plan, copies, forward, sampling, outcomes; tokens go to the queue. */
 br_status engine_step(br_engine *engine);
 void engine_push(br_engine *engine, const br_token *token);
+void engine_push_end(br_engine *engine, const engine_request *request, br_stop_reason stop); /* an end without a token */
 /* Where a request is held: its id is serial << ENGINE_INDEX_BITS | index. */
 static inline int32_t engine_request_index(uint64_t id) { return (int32_t)(id & (ENGINE_REQUEST_MAX - 1)); }
 engine_request *engine_find(const br_engine *engine, uint64_t id); /* NULL: not held */
@@ -69,6 +73,7 @@ void engine_end(engine_request *request, br_status error);
 /* What prefixes under a slot are bound to: equal weights, adapter and contract. epoch, nonzero where adapters are swapped, sets them apart
  * further. */
 void engine_bind_root(br_engine *engine, int32_t slot, uint64_t epoch);
+void engine_bind_roots(br_engine *engine); /* of all slots, after other base weights */
 
 /* br_submit with the response given: position by position the tokens `response` (max_new of the sampling) are taken instead of
  * drawn. `response` must live until the request ends. */

@@ -35,9 +35,9 @@ static int32_t list_samples(br_engine *e, const sched_plan *plan) {
     int32_t n = 0;
     for (int32_t i = 0; i < plan->n_seg; i++) {
         const sched_seg *seg = &plan->seg[i];
-        if (!seg->sample)
-            continue;
         const engine_request *request = engine_find(e, seg->id);
+        if (!seg->sample || request->score_from)
+            continue;
         d->row[n] = e->rows.seg[i].row + seg->n_tok - 1;
         d->setting[n] = request->setting;
         d->setting[n].position = seg->pos + seg->n_tok;
@@ -47,12 +47,30 @@ static int32_t list_samples(br_engine *e, const sched_plan *plan) {
     return n;
 }
 
+/* The first row of a segment whose token's log-prob is asked for and was not handed out before the request was preempted. */
+static int32_t first_scored(const engine_request *r, const sched_seg *seg) {
+    const int32_t row = r->first + r->n_new - 1 - seg->pos;
+    return row > 0 ? row : 0;
+}
+
+/* Lists the rows of scored requests, each with the token behind it. */
+static void list_scores(br_engine *e, const sched_plan *plan) {
+    score_rows_begin(&e->score);
+    for (int32_t i = 0; i < plan->n_seg; i++) {
+        const sched_seg *seg = &plan->seg[i];
+        const engine_request *r = engine_find(e, seg->id);
+        for (int32_t t = r->score_from ? first_scored(r, seg) : seg->n_tok; t < seg->n_tok; t++)
+            score_rows_add(&e->score, e->rows.seg[i].row + t, seg->token[t + 1], r->setting.temperature, r->setting.entropy);
+    }
+}
+
 /* All that a step computes; n_sample rows are drawn from. A fault is found per segment: a row of the prefix before it cannot have
  * one, it would have ended. */
 static br_status run_ops(br_engine *e, const br_step *step, int32_t n_sample) {
     const bi_bf16 *final;
     BR_TRY(br_model_forward(e->loaded.model, step, &final));
     BR_TRY(draw_ops(&e->draw, n_sample, final, step->row_fault));
+    BR_TRY(score_rows_run(&e->score, final));
     bi_seg_fault_args args = {.batch = step->batch, .row_fault = step->row_fault, .out = (bi_first_fault *)(void *)e->fault.device};
     return e->loaded.backend.op->seg_fault(e->loaded.backend.ctx, &args);
 }
@@ -134,9 +152,7 @@ static uint32_t bits_of(float x) {
 
 static sched_outcome fail_request(br_engine *e, engine_request *r, uint32_t code, int32_t position) {
     engine_end(r, br_loaded_fault(code, position));
-    br_token token = {.request = r->id, .token = -1, .position = r->n_prompt + r->n_new, .logprob = BR_UNSCORED, .logprob_raw = BR_UNSCORED,
-                      .logprob_kept = BR_UNSCORED, .entropy = BR_UNSCORED, .last = 1, .stop = BR_STOP_ERROR};
-    engine_push(e, &token);
+    engine_push_end(e, r, BR_STOP_ERROR);
     return (sched_outcome){.verdict = SCHED_FAIL};
 }
 
@@ -144,7 +160,7 @@ static sched_outcome fail_request(br_engine *e, engine_request *r, uint32_t code
 static sched_outcome take_sample(br_engine *e, engine_request *r, int32_t i) {
     const draw *d = &e->draw;
     br_token token = {
-        .request = r->id, .token = d->token[i], .position = r->n_prompt + r->n_new, .logprob = bits_of(d->logprob[i]),
+        .request = r->id, .token = d->token[i], .position = r->first + r->n_new, .logprob = bits_of(d->logprob[i]),
         .logprob_raw = bits_of(d->logprob_raw[i]), .logprob_kept = bits_of(d->logprob_kept[i]), .entropy = bits_of(d->entropy[i]),
     };
     token.last = ends_text(e, r, token.token, &token.stop);
@@ -161,21 +177,51 @@ static sched_outcome take_sample(br_engine *e, engine_request *r, int32_t i) {
     return (sched_outcome){.verdict = token.last ? SCHED_END : SCHED_GO_ON, .token = token.token};
 }
 
+/* Hands out what a segment of a scored request has; `at` is the first of its listed rows. Tokens in front of a fault are handed out, so
+ * that chunks of any size give the same ones. */
+static sched_outcome take_scores(br_engine *e, engine_request *r, const sched_seg *seg, const bi_first_fault *fault, int32_t at) {
+    const score_rows *s = &e->score;
+    for (int32_t t = first_scored(r, seg); t < seg->n_tok; t++, at++) {
+        if (fault->code && fault->pos <= seg->pos + t)
+            break;
+        if (s->fault[at])
+            return fail_request(e, r, s->fault[at], seg->pos + t);
+        br_token token = {
+            .request = r->id, .token = s->token[at], .position = r->first + r->n_new, .logprob = bits_of(s->logprob[at]),
+            .logprob_raw = bits_of(s->logprob_raw[at]), .logprob_kept = BR_UNSCORED,
+            .entropy = r->setting.entropy ? bits_of(s->entropy[at]) : BR_UNSCORED, .last = seg->sample && t + 1 == seg->n_tok, .stop = BR_STOP_LENGTH,
+        };
+        r->n_new++;
+        r->versions.run[r->versions.n_run - 1].n_tok++;
+        engine_push(e, &token);
+    }
+    if (fault->code)
+        return fail_request(e, r, fault->code, fault->pos);
+    if (seg->sample)
+        engine_end(r, BR_OK);
+    return (sched_outcome){.verdict = seg->sample ? SCHED_END : SCHED_GO_ON};
+}
+
 static void decide(br_engine *e, const sched_plan *plan, int32_t n_sample) {
     const bi_first_fault *fault = (const bi_first_fault *)(const void *)e->fault.host;
-    int32_t next = 0;
+    int32_t next = 0, next_score = 0;
     for (int32_t i = 0; i < plan->n_seg; i++) {
         const sched_seg *seg = &plan->seg[i];
         engine_request *r = engine_find(e, seg->id);
         const int32_t sample = next < n_sample && e->sample_seg[next] == i ? next++ : -1;
-        if (fault[i].code)
+        if (r->score_from) {
+            const int32_t at = next_score, from = first_scored(r, seg);
+            next_score += from < seg->n_tok ? seg->n_tok - from : 0;
+            e->outcome[i] = take_scores(e, r, seg, &fault[i], at);
+        } else if (fault[i].code) {
             e->outcome[i] = fail_request(e, r, fault[i].code, fault[i].pos);
-        else if (sample >= 0 && e->draw.fault[sample])
+        } else if (sample >= 0 && e->draw.fault[sample]) {
             e->outcome[i] = fail_request(e, r, e->draw.fault[sample], seg->pos + seg->n_tok - 1);
-        else if (sample >= 0)
+        } else if (sample >= 0) {
             e->outcome[i] = take_sample(e, r, sample);
-        else
+        } else {
             e->outcome[i] = (sched_outcome){.verdict = SCHED_GO_ON};
+        }
     }
 }
 
@@ -185,6 +231,7 @@ br_status engine_step(br_engine *e) {
     if (plan->n_seg > 0) {
         lay_out_rows(e, plan);
         const int32_t n_sample = list_samples(e, plan);
+        list_scores(e, plan);
         BR_TRY(compute(e, plan, n_sample));
         decide(e, plan, n_sample);
     }

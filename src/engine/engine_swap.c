@@ -1,6 +1,7 @@
 /* Swapping adapters of a running engine; see engine_swap.h. */
 #include "engine_parts.h"
 #include "live_digest.h"
+#include "ws_feed.h"
 #include "ws_source.h"
 
 #include <stdio.h>
@@ -12,8 +13,19 @@ typedef struct swap_name {
     ws_stage *stage;
 } swap_name;
 
+/* Memory of another process that a version under way lies in. */
+typedef struct shared_block {
+    uint8_t handle[BR_IPC_HANDLE_BYTES];
+    void *base;
+} shared_block;
+
+enum { SHARED_MAX = 64, SLOT_GAPS = 64 }; /* bytes lost to alignment with a map */
+
 struct engine_swap {
-    int32_t n;
+    int32_t n, n_shared;
+    ws_feed *feed;     /* NULL where the model's memory has no views, and so is reader */
+    ws_reader *reader;
+    shared_block shared[SHARED_MAX];
     uint64_t epoch; /* rises with each switch in flight: what such sequences leave in the prefix index, no new root leads to */
     swap_name name[LORA_ADAPTER_MAX];
 };
@@ -28,9 +40,11 @@ static br_model_matrix matrix_of(const swap_name *s, int32_t way, const ws_tenso
     return (br_model_matrix){.slot = slot_of(s, way), .cls = t->cls, .layer = t->layer, .expert = t->expert, .is_b = t->is_b, .rank = t->rank};
 }
 
-static br_status put(void *context, int32_t way, const ws_tensor *tensor, const uint16_t *value) {
+static br_status put(void *context, int32_t way, const ws_tensor *tensor, const uint16_t *value, int32_t stays, br_seen *seen) {
     const swap_name *s = context;
     const br_model_matrix at = matrix_of(s, way, tensor);
+    (void)stays;
+    (void)seen;
     return br_model_adapter_write(s->engine->loaded.model, &at, value);
 }
 
@@ -38,6 +52,46 @@ static br_status put_scale(void *context, int32_t way, const ws_tensor *tensor, 
     const swap_name *s = context;
     const br_model_matrix at = matrix_of(s, way, tensor);
     return br_model_adapter_scale(s->engine->loaded.model, &at, scale->alpha, scale->rslora);
+}
+
+/* ---- the same where the model's memory has views: by the feed ------------------------------------------------------------------ */
+
+static br_status fill_one(void *context, const br_fill *fill) {
+    return ws_feed_fill(context, fill);
+}
+
+static br_status feed_put(void *context, int32_t way, const ws_tensor *tensor, const uint16_t *value, int32_t stays, br_seen *seen) {
+    const swap_name *s = context;
+    const br_model *model = s->engine->loaded.model;
+    ws_feed *feed = s->engine->swap->feed;
+    const br_model_matrix at = matrix_of(s, way, tensor);
+    br_view view[2];
+    const int32_t n = br_model_adapter_views(model, &at, view);
+    for (int32_t i = 0; i < n; i++)
+        BR_TRY(ws_feed_write(feed, &view[i], value, stays, i ? NULL : seen));
+    return br_model_adapter_room(model, &at, fill_one, feed);
+}
+
+static br_status feed_scale(void *context, int32_t way, const ws_tensor *tensor, const lora_scale *scale) {
+    const swap_name *s = context;
+    const br_model_matrix at = matrix_of(s, way, tensor);
+    return br_model_adapter_scales(s->engine->loaded.model, &at, scale->alpha, scale->rslora, fill_one, s->engine->swap->feed);
+}
+
+/* Also lets go of what other processes share: all that was read is read. */
+static br_status feed_flush(void *context) {
+    const swap_name *s = context;
+    engine_swap *swap = s->engine->swap;
+    const br_status status = ws_feed_flush(swap->feed);
+    for (; swap->n_shared > 0; swap->n_shared--)
+        br_device_unimport(s->engine->loaded.device, swap->shared[swap->n_shared - 1].base);
+    return status;
+}
+
+static ws_target target_of(swap_name *s) {
+    if (s->engine->swap->feed)
+        return (ws_target){.context = s, .put = feed_put, .scale = feed_scale, .flush = feed_flush};
+    return (ws_target){.context = s, .put = put, .scale = put_scale};
 }
 
 /* ---- open ------------------------------------------------------------------------------------------------------------------ */
@@ -66,10 +120,10 @@ static br_status open_name(br_engine *e, int32_t name) {
     else
         lora_plan_of(loaded->adapters, &loaded->config, name, plan);
     if (lora_is_generated(loaded->adapters, name)) /* its successors are known by their values */
-        BR_TRY_GOTO(live_digest_opened(loaded, name, digest), exit);
+        BR_TRY_GOTO(live_digest_opened(loaded, e->swap->reader, name, digest), exit);
     const ws_options options = {.name = lora_name(loaded->adapters, name), .config = &loaded->config, .rank_max = e->options.swap_rank,
                                 .live = starts_empty ? NULL : plan, .next = plan, .live_digest = *digest,
-                                .target = {.context = s, .put = put, .scale = put_scale}};
+                                .target = target_of(s)};
     BR_TRY_GOTO(ws_open(&options, &s->stage), exit);
     bind_root(e, name, 0);
 exit:
@@ -77,8 +131,32 @@ exit:
     return status;
 }
 
+/* A slot of the feed: long enough that what is done once a slot is small beside its transfer, no longer than a whole version. */
+static size_t slot_bytes(const br_loaded *loaded) {
+    const size_t most = (size_t)48 << 20, largest = br_model_adapter_values(loaded->model) * sizeof(uint16_t);
+    size_t sum = 0;
+    br_expect map;
+    for (int64_t i = 0; i < lora_map_count(&loaded->config) && sum < most; i++) {
+        int32_t n_out = 0, n_in = 0;
+        br_weight_expect(&loaded->config, i, &map);
+        br_linear_shape(&loaded->config, map.cls, map.layer, &n_out, &n_in);
+        sum += (size_t)loaded->swap_rank * (size_t)(n_out + n_in) * sizeof(uint16_t) + SLOT_GAPS;
+    }
+    sum = sum < most ? sum : most;
+    return sum > largest ? sum : largest;
+}
+
+static br_status open_feed(br_engine *e) {
+    const br_loaded *loaded = &e->loaded;
+    if (!br_model_has_views(loaded->model))
+        return BR_OK;
+    BR_TRY(live_reader_open(loaded, &e->swap->reader));
+    return ws_feed_open(loaded->device, loaded->pool, slot_bytes(loaded), live_view_max(loaded), &e->swap->feed);
+}
+
 br_status engine_swap_open(br_engine *e) {
     BR_TRY(br_mem_alloc((void **)&e->swap, sizeof *e->swap, "adapters that are swapped"));
+    BR_TRY(open_feed(e));
     for (int32_t name = 0; name < lora_count(e->loaded.adapters); name++) {
         e->swap->n++;
         BR_TRY(open_name(e, name));
@@ -89,6 +167,10 @@ br_status engine_swap_open(br_engine *e) {
 void engine_swap_close(br_engine *e) {
     for (int32_t i = 0; e->swap && i < e->swap->n; i++)
         ws_close(e->swap->name[i].stage);
+    if (e->swap) {
+        ws_feed_close(e->swap->feed);
+        ws_reader_close(e->swap->reader);
+    }
     br_mem_free(e->swap);
 }
 
@@ -239,6 +321,42 @@ br_status br_swap_chunk(br_engine *e, const char *adapter, int64_t tensor, uint6
     return ws_chunk(s->stage, tensor, offset, bytes, n);
 }
 
+/* The base of a block that another process shares, opened once a version. */
+static br_status share(br_engine *e, const uint8_t handle[BR_IPC_HANDLE_BYTES], void **base) {
+    engine_swap *swap = e->swap;
+    for (int32_t i = 0; i < swap->n_shared; i++) {
+        *base = swap->shared[i].base;
+        if (memcmp(swap->shared[i].handle, handle, BR_IPC_HANDLE_BYTES) == 0)
+            return BR_OK;
+    }
+    if (swap->n_shared == SHARED_MAX)
+        BR_TRY(feed_flush(&swap->name[0]));
+    BR_TRY(br_device_import(e->loaded.device, handle, base));
+    memcpy(swap->shared[swap->n_shared].handle, handle, BR_IPC_HANDLE_BYTES);
+    swap->shared[swap->n_shared++].base = *base;
+    return BR_OK;
+}
+
+int32_t br_swap_takes_ipc(const br_engine *e) {
+    return e->swap && e->swap->feed && !br_device_is_host(e->loaded.device);
+}
+
+br_status br_swap_ipc(br_engine *e, const char *adapter, int64_t tensor, const br_ipc *from) {
+    swap_name *s;
+    void *base = NULL;
+    BR_TRY(find(e, adapter, &s));
+    const br_status status = share(e, from->handle, &base);
+    if (status != BR_OK) {
+        ws_abort(s->stage);
+        return status;
+    }
+    return ws_whole(s->stage, tensor, (const uint16_t *)((uintptr_t)base + from->offset));
+}
+
+br_status br_ipc_export(const void *gpu_memory, br_ipc *out) {
+    return br_device_export(gpu_memory, out);
+}
+
 br_status br_swap_end(br_engine *e, const char *adapter, br_digest expected) {
     swap_name *s;
     BR_TRY(find(e, adapter, &s));
@@ -310,10 +428,10 @@ br_status br_engine_adapter_live_digest(br_engine *e, const char *name, br_diges
     if (index < 0)
         return BR_OK;
     if (!e->swap)
-        return live_digest_opened(&e->loaded, index, out);
+        return live_digest_opened(&e->loaded, NULL, index, out);
     const ws_stage *stage = e->swap->name[index].stage;
     const ws_status status = ws_status_of(stage);
     if (status.live_version < 0)
         return BR_OK;
-    return live_digest(&e->loaded, index * BR_MODEL_WAYS + status.live_way, ws_live_plan(stage), out);
+    return live_digest(&e->loaded, e->swap->reader, index * BR_MODEL_WAYS + status.live_way, ws_live_plan(stage), out);
 }

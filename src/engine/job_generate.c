@@ -7,11 +7,11 @@
 
 #include "br_file.h"
 #include "job_output.h"
+#include "job_report.h"
 #include "logprob_digest.h"
 #include "prompts.h"
 #include "receipt.h"
 #include "record_writer.h"
-#include "report.h"
 #include "run_uid.h"
 
 #include <stdio.h>

@@ -10,10 +10,10 @@
 #include "checkpoint.h"
 #include "config_json.h"
 #include "init_presets.h"
+#include "job_report.h"
 #include "lora_file.h"
 #include "lora_recipe.h"
 #include "recipe_json.h"
-#include "report.h"
 #include "safetensors.h"
 
 #include <stdio.h>

@@ -1,8 +1,8 @@
 /* The verb `parity`: two rollout files, bit for bit. Layer: engine. The comparison is stats/parity; here it becomes a
  * report. */
+#include "job_report.h"
 #include "logprob_digest.h"
 #include "parity.h"
-#include "report.h"
 
 static br_status add_counts(br_report *report, const parity_result *p) {
     BR_TRY(report_line(report, "sequences   %lld joined, %lld only in the first file, %lld only in the second, %lld twice",
@@ -23,19 +23,6 @@ static br_status add_counts(br_report *report, const parity_result *p) {
     return BR_OK;
 }
 
-static br_status add_histogram(br_report *report, const parity_result *p) {
-    for (int i = 0; i < PARITY_BUCKET_COUNT; i++) {
-        int64_t first, last;
-        parity_bucket_range(i, &first, &last);
-        if (p->bucket[i] > 0 && first == last)
-            BR_TRY(report_line(report, "ulp %-23lld %lld", (long long)first, (long long)p->bucket[i]));
-        else if (p->bucket[i] > 0)
-            BR_TRY(report_line(report, "ulp %10lld..%-11lld %lld", (long long)first, (long long)last,
-                               (long long)p->bucket[i]));
-    }
-    return BR_OK;
-}
-
 static br_status fill_report(const rollout_reader *a, const parity_result *p, br_report *report) {
     const rollout_meta *meta = rollout_reader_meta(a);
     report->n_seq = p->n_joined;
@@ -51,7 +38,7 @@ static br_status fill_report(const rollout_reader *a, const parity_result *p, br
     report->k1 = p->k1;
     report->k3 = p->k3;
     BR_TRY(add_counts(report, p));
-    BR_TRY(add_histogram(report, p));
+    BR_TRY(report_histogram(report, p->bucket));
     return logprob_digest_of_file(a, &report->logprob_digest);
 }
 

@@ -3,9 +3,9 @@
  * Layer: engine. Whole sequences in packs, in file order; the log-probs of every token but the first. A sequence that cannot
  * be scored is recorded with its error, the rest completes. */
 #include "job_output.h"
+#include "job_report.h"
 #include "logprob_digest.h"
 #include "receipt.h"
-#include "report.h"
 #include "run_uid.h"
 #include "score_input.h"
 #include "scorer.h"
@@ -109,8 +109,10 @@ static br_status score_pack(score *s, rollout_seq *seq, scorer_seq *item, const 
     const bi_bf16 *final;
     for (int32_t i = 0, row = 0; i < n; row += item[i].n_tok, i++)
         slice_bits(s, &seq[i], &item[i], row);
+    const double begin = report_clock();
     BR_TRY(scorer_forward(s->scorer, item, n, NULL, &final));
     BR_TRY(scorer_logprobs(s->scorer, item, n, final));
+    s->report->forward_seconds += report_clock() - begin;
     for (int32_t i = 0; i < n; i++) {
         if (item[i].fault) {
             for (int32_t t = 0; t < seq[i].n_tok; t++)

@@ -1,10 +1,12 @@
-/* job_verify: is a rollout file whole, and does the model really say what it says?
+/* job_verify: is a file whole, and does the model really say what it says? Of a rollout file; a ledger has its own, job_verify_ledger.
  *
  * Layer: engine. First the hash chain is replayed, which needs no model. With a model, sequences drawn by seed are computed
  * again in the scoring form and every sampled token is drawn again from its logits: token and log-prob bits must be equal. */
 #include "draw.h"
+#include "job_report.h"
+#include "job_verify_ledger.h"
+#include "ledger_file.h"
 #include "receipt.h"
-#include "report.h"
 #include "sampling.h"
 #include "score_input.h"
 #include "scorer.h"
@@ -153,15 +155,9 @@ static br_status choose(verify *v, int64_t *n_chosen) {
         left += !v->input.seq[i].status;
     need = need < left ? need : left;
     *n_chosen = need;
-    for (int64_t i = 0; i < v->input.n_seq && need > 0; i++) {
-        if (v->input.seq[i].status)
-            continue;
-        const uint64_t counter[2] = {v->options->seed, (uint64_t)i};
-        if (br_hash_u64(counter, sizeof counter) % (uint64_t)left-- < (uint64_t)need) {
-            v->chosen[i] = 1;
-            need--;
-        }
-    }
+    for (int64_t i = 0; i < v->input.n_seq && need > 0; i++)
+        if (!v->input.seq[i].status)
+            v->chosen[i] = (uint8_t)verify_draw(v->options->seed, i, &left, &need);
     return BR_OK;
 }
 
@@ -192,6 +188,8 @@ br_status br_job_verify(const br_verify_options *options, const br_watch *watch,
     verify v = {.options = options, .watch = watch, .report = report};
     memset(report, 0, sizeof *report);
     report->first_seq = report->first_pos = -1;
+    if (ledger_is_at(options->path))
+        return job_verify_ledger(options, watch, report);
     BR_TRY(score_input_open_rollout(options->path, &v.input));
     BR_TRY_GOTO(verify_chain(v.input.reader, report), exit);
     if (options->engine.model_dir && v.input.n_tok_max > 0) {

@@ -1,9 +1,9 @@
 /* The ledger's verdict on a file, as a report; see verify_chain.h. Layer: engine. */
 #include "verify_chain.h"
 #include "br_mem.h"
-#include "ledger.h"
+#include "job_report.h"
+#include "rollout_replay.h"
 #include "logprob_digest.h"
-#include "report.h"
 
 static int64_t count_errors(const rollout_reader *reader) {
     int64_t n = 0;
@@ -15,7 +15,7 @@ static int64_t count_errors(const rollout_reader *reader) {
     return n;
 }
 
-static br_status add_lines(const rollout_reader *reader, const ledger_result *ledger, br_report *report) {
+static br_status add_lines(const rollout_reader *reader, const rollout_replay *ledger, br_report *report) {
     const rollout_meta *meta = rollout_reader_meta(reader);
     char link[BR_DIGEST_TEXT_BYTES];
     br_digest_text(ledger->link, link);
@@ -30,10 +30,10 @@ static br_status add_lines(const rollout_reader *reader, const ledger_result *le
 
 br_status verify_chain(const rollout_reader *reader, br_report *report) {
     br_status status;
-    ledger_result *ledger;
+    rollout_replay *ledger;
     const rollout_meta *meta = rollout_reader_meta(reader);
     BR_TRY(br_mem_alloc((void **)&ledger, sizeof *ledger, "the replay of the chain"));
-    br_status verdict = ledger_check(reader, ledger);
+    br_status verdict = rollout_replay_check(reader, ledger);
     report->n_seq = ledger->n_seq;
     report->n_tok = rollout_tok_count(reader);
     report->n_error = count_errors(reader);

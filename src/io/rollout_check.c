@@ -25,9 +25,17 @@ static br_status check_text(const check *c, const char *dataset, const char *tex
     return BR_OK;
 }
 
-static br_status check_settings(const check *c, const rollout_seq *seq) {
+static br_status check_shape(const check *c, const rollout_seq *seq) {
     if (seq->sample >= ROLLOUT_SAMPLE_END)
         return bad(c, "sample", seq->sample, "less than 2^24");
+    if (seq->n_tok < 1 || seq->n_tok > ROLLOUT_SEQ_TOK_MAX)
+        return bad(c, "its token count", seq->n_tok, "1 to 2^20");
+    if (seq->prompt_len < 1 || seq->prompt_len > seq->n_tok)
+        return bad(c, "prompt_len", seq->prompt_len, "1 to the token count");
+    return BR_OK;
+}
+
+static br_status check_settings(const check *c, const rollout_seq *seq) {
     if (seq->n_stop < 0 || seq->n_stop > BR_STOP_MAX)
         return bad(c, "n_stop", seq->n_stop, "0 to 16");
     for (int32_t i = seq->n_stop; i < BR_STOP_MAX; i++)
@@ -35,10 +43,6 @@ static br_status check_settings(const check *c, const rollout_seq *seq) {
             return bad(c, "an unused stop_token", seq->stop_token[i], "-1");
     if (seq->ignore_eos != 0 && seq->ignore_eos != 1)
         return bad(c, "ignore_eos", seq->ignore_eos, "0 or 1");
-    if (seq->n_tok < 1 || seq->n_tok > ROLLOUT_SEQ_TOK_MAX)
-        return bad(c, "its token count", seq->n_tok, "1 to 2^20");
-    if (seq->prompt_len < 1 || seq->prompt_len > seq->n_tok)
-        return bad(c, "prompt_len", seq->prompt_len, "1 to the token count");
     if (seq->status > 1)
         return bad(c, "status", seq->status, "0 or 1");
     if (seq->stop > BR_STOP_ERROR)
@@ -63,7 +67,10 @@ br_status rollout_seq_check(br_status status, const char *path, int64_t i, const
                             const rollout_seq *seq) {
     check c = {.status = status, .path = path, .i = i};
     BR_TRY(check_text(&c, "uid", seq->uid, sizeof seq->uid));
-    BR_TRY(check_text(&c, "adapter_name", seq->adapter, sizeof seq->adapter));
-    BR_TRY(check_settings(&c, seq));
+    BR_TRY(check_shape(&c, seq));
+    if (!meta->is_foreign) {
+        BR_TRY(check_text(&c, "adapter_name", seq->adapter, sizeof seq->adapter));
+        BR_TRY(check_settings(&c, seq));
+    }
     return check_tokens(&c, meta, seq);
 }

@@ -40,6 +40,8 @@ typedef struct rollout_meta {
     int32_t has_entropy, n_top;         /* optional datasets; n_top at most BR_TOP_LOGPROBS_MAX */
     char engine_build[16];  /* set by the writer */
     int64_t n_seq_closed;   /* set by rollout_close: sequences of the finished file; -1: its writer was killed, or lives */
+    int32_t is_foreign;     /* set by the reader: a dump of another stack; what it has no column for is 0 or NULL */
+    char logprob_kind[32], source[32]; /* set by the reader: what `logprob` is; the importer, "bitroll" where it is ours */
 } rollout_meta;
 
 /* One sequence. Pointers belong to the caller (writer) or to the file (reader, valid until close). */
@@ -89,6 +91,10 @@ typedef struct rollout_reader rollout_reader;
 /* Loads the committed prefix into memory and checks every type, offset and bound. Errors: BR_E_NOT_FOUND, BR_E_FORMAT,
  * BR_E_NOMEM; *out is NULL. */
 br_status rollout_open(const char *path, rollout_reader **out);
+/* The same, or a dump of another stack as bitroll.importers write it: format "foreign-logprobs" version 1, which has the attributes
+ * producer, source and logprob_kind, and of our columns offset, uid, sample, temperature, prompt_len, id, mask, logprob and, where the
+ * stack kept alternatives, top_id and top_logprob. No digests, no chain: nothing of it can be verified. */
+br_status rollout_open_foreign(const char *path, rollout_reader **out);
 void rollout_reader_close(rollout_reader *reader); /* NULL is a no-op */
 const rollout_meta *rollout_reader_meta(const rollout_reader *reader);
 int64_t rollout_seq_count(const rollout_reader *reader);

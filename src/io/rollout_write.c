@@ -1,17 +1,91 @@
 /* The writer of rollout files: create, append, commit, and the two copies, resume and close. Layer: io.
  * See rollout_file.h. */
+#include "br_mem.h"
+#include "h5_stream.h"
 #include "rollout_read.h"
-#include "rollout_stream.h"
 
+#include <stdio.h>
 #include <string.h>
+
+struct rollout_writer {
+    h5_stream stream;
+    rollout_meta meta;
+    h5_column column[ROLLOUT_COLUMN_COUNT];
+    int64_t n_seq, n_tok, n_commit, n_pending;
+    br_digest link; /* the last of the chain */
+};
+
+/* ---- an empty file ---------------------------------------------------------------------------------------------------- */
+
+static br_status write_attributes(rollout_writer *w) {
+    char text[H5_TEXT_BYTES];
+    for (int i = 0; i < ROLLOUT_FIXED_COUNT; i++)
+        BR_TRY(h5_stream_text(&w->stream, rollout_fixed_name(i), rollout_fixed_text(i)));
+    for (int i = 0; i < ROLLOUT_ATTRIBUTE_COUNT; i++) {
+        rollout_attribute_text(i, &w->meta, text);
+        BR_TRY(h5_stream_text(&w->stream, rollout_attribute_name(i), text));
+    }
+    br_digest_text(rollout_meta_digest(&w->meta), text);
+    return h5_stream_text(&w->stream, ROLLOUT_META_DIGEST_NAME, text);
+}
+
+static br_status check_meta(const char *path, const rollout_meta *meta) {
+    if (meta->n_top < 0 || meta->n_top > BR_TOP_LOGPROBS_MAX || meta->has_entropy < 0 || meta->has_entropy > 1)
+        return br_fail(BR_E_ARG, "%s: %d alternatives a token and entropy %d: expected 0 to %d and 0 or 1", path,
+                       meta->n_top, meta->has_entropy, BR_TOP_LOGPROBS_MAX);
+    return BR_OK;
+}
+
+static br_status create_all(rollout_writer *w, const char *path, int packed) {
+    const int64_t zero = 0;
+    BR_TRY(h5_stream_create(&w->stream, path, packed, w->column, ROLLOUT_COLUMN_COUNT));
+    BR_TRY(write_attributes(w));
+    BR_TRY(h5_stream_columns(&w->stream));
+    return h5_stream_rows(&w->stream, ROLLOUT_COL_OFFSET, 0, 1, &zero);
+}
+
+static br_status close_writer(rollout_writer *w) {
+    br_status status = h5_stream_close(&w->stream);
+    br_mem_free(w);
+    return status;
+}
+
+/* Makes "path.part" with every dataset, empty, not committed. packed: with filters; else it becomes a stream. */
+static br_status open_writer(const char *path, const rollout_meta *meta, int packed, rollout_writer **out) {
+    br_status status;
+    rollout_writer *w;
+    *out = NULL;
+    BR_TRY(check_meta(path, meta));
+    BR_TRY(br_mem_alloc((void **)&w, sizeof *w, "the rollout writer"));
+    w->meta = *meta;
+    snprintf(w->meta.engine_build, sizeof w->meta.engine_build, "%s", BR_VERSION_TEXT);
+    rollout_columns(meta, w->column);
+    w->link = rollout_chain_first(meta);
+    BR_TRY_GOTO(create_all(w, path, packed), fail);
+    *out = w;
+    return BR_OK;
+fail:
+    (void)close_writer(w);
+    h5_stream_discard(path);
+    return status;
+}
+
+static br_status commit(rollout_writer *w) {
+    const uint64_t count[H5_SPACE_MAX] = {
+        [ROLLOUT_SPACE_SEQ] = (uint64_t)w->n_seq, [ROLLOUT_SPACE_TOK] = (uint64_t)w->n_tok, (uint64_t)w->n_commit + 1};
+    BR_TRY(h5_stream_commit(&w->stream, count));
+    w->n_commit++;
+    w->n_pending = 0;
+    return BR_OK;
+}
 
 /* ---- copies ----------------------------------------------------------------------------------------------------------- */
 
 static br_status copy_columns(rollout_writer *w, const rollout_reader *from) {
     int64_t n_seq = rollout_seq_count(from), n_tok = rollout_tok_count(from);
     for (int c = 0; c < ROLLOUT_COLUMN_COUNT; c++)
-        if (rollout_column_present(c, &w->meta))
-            BR_TRY(rollout_stream_rows(w, c, 0, rollout_column_rows(c, n_seq, n_tok), rollout_reader_column(from, c)));
+        if (w->column[c].width)
+            BR_TRY(h5_stream_rows(&w->stream, c, 0, rollout_column_rows(c, n_seq, n_tok), rollout_reader_column(from, c)));
     w->n_seq = n_seq;
     w->n_tok = n_tok;
     if (n_seq > 0)
@@ -27,16 +101,16 @@ static br_status pack(const char *path) {
     BR_TRY(rollout_open(path, &reader));
     rollout_meta meta = *rollout_reader_meta(reader);
     meta.n_seq_closed = rollout_seq_count(reader);
-    BR_TRY_GOTO(rollout_stream_create(path, &meta, 1, &w), exit);
+    BR_TRY_GOTO(open_writer(path, &meta, 1, &w), exit);
     status = copy_columns(w, reader);
     if (status == BR_OK)
-        status = rollout_stream_commit(w);
-    br_status closed = rollout_stream_close(w);
+        status = commit(w);
+    br_status closed = close_writer(w);
     status = status == BR_OK ? closed : status;
     if (status == BR_OK)
-        status = rollout_stream_publish(path);
+        status = h5_stream_publish(path);
     if (status != BR_OK)
-        rollout_stream_discard(path);
+        h5_stream_discard(path);
 exit:
     rollout_reader_close(reader);
     return status;
@@ -49,24 +123,24 @@ static br_status create_stream(const char *path, const rollout_meta *meta, const
     br_status status;
     rollout_meta open_meta = *meta;
     open_meta.n_seq_closed = -1;
-    BR_TRY(rollout_stream_create(path, &open_meta, 0, out));
+    BR_TRY(open_writer(path, &open_meta, 0, out));
     if (prefix)
         BR_TRY_GOTO(copy_columns(*out, prefix), fail);
-    BR_TRY_GOTO(rollout_stream_begin_swmr(*out), fail);
-    BR_TRY_GOTO(rollout_stream_commit(*out), fail);
-    BR_TRY_GOTO(rollout_stream_publish(path), fail);
+    BR_TRY_GOTO(h5_stream_begin_swmr(&(*out)->stream), fail);
+    BR_TRY_GOTO(commit(*out), fail);
+    BR_TRY_GOTO(h5_stream_publish(path), fail);
     return BR_OK;
 fail:
-    (void)rollout_stream_close(*out);
+    (void)close_writer(*out);
     *out = NULL;
-    rollout_stream_discard(path);
+    h5_stream_discard(path);
     return status;
 }
 
 br_status rollout_create(const char *path, const rollout_meta *meta, rollout_writer **out) {
-    rollout_scope scope = rollout_scope_begin();
+    h5_scope scope = h5_scope_begin();
     br_status status = create_stream(path, meta, NULL, out);
-    rollout_scope_end(scope);
+    h5_scope_end(scope);
     return status;
 }
 
@@ -95,14 +169,14 @@ static br_status check_same_run(const char *path, const rollout_meta *have, cons
 br_status rollout_resume(const char *path, const rollout_meta *meta, rollout_writer **out) {
     br_status status;
     rollout_reader *prefix = NULL;
-    rollout_scope scope = rollout_scope_begin();
+    h5_scope scope = h5_scope_begin();
     *out = NULL;
     BR_TRY_GOTO(rollout_open(path, &prefix), exit);
     BR_TRY_GOTO(check_same_run(path, rollout_reader_meta(prefix), meta), exit);
     BR_TRY_GOTO(create_stream(path, meta, prefix, out), exit);
 exit:
     rollout_reader_close(prefix);
-    rollout_scope_end(scope);
+    h5_scope_end(scope);
     return status;
 }
 
@@ -123,16 +197,17 @@ static br_status append_rows(rollout_writer *w, const rollout_seq *row) {
     int64_t end = w->n_tok + row->n_tok;
     br_digest link = br_hash_chain(w->link, &row->receipt, sizeof row->receipt);
     for (int c = 0; c < ROLLOUT_COLUMN_COUNT; c++) {
-        const rollout_column *spec = &rollout_columns[c];
-        if (!rollout_column_present(c, &w->meta) || spec->field == ROLLOUT_NO_FIELD)
+        const h5_column *form = &w->column[c];
+        const int by_token = form->space == ROLLOUT_SPACE_TOK;
+        if (!form->width || form->field == H5_NO_FIELD)
             continue;
-        const void *rows = (const char *)row + spec->field;
-        if (spec->by_token)
+        const void *rows = (const char *)row + form->field;
+        if (by_token)
             memcpy(&rows, rows, sizeof rows);
-        BR_TRY(rollout_stream_rows(w, c, spec->by_token ? w->n_tok : w->n_seq, spec->by_token ? row->n_tok : 1, rows));
+        BR_TRY(h5_stream_rows(&w->stream, c, by_token ? w->n_tok : w->n_seq, by_token ? row->n_tok : 1, rows));
     }
-    BR_TRY(rollout_stream_rows(w, ROLLOUT_COL_OFFSET, w->n_seq + 1, 1, &end));
-    BR_TRY(rollout_stream_rows(w, ROLLOUT_COL_CHAIN, w->n_seq, 1, &link));
+    BR_TRY(h5_stream_rows(&w->stream, ROLLOUT_COL_OFFSET, w->n_seq + 1, 1, &end));
+    BR_TRY(h5_stream_rows(&w->stream, ROLLOUT_COL_CHAIN, w->n_seq, 1, &link));
     w->n_seq++;
     w->n_tok = end;
     w->n_pending++;
@@ -140,32 +215,26 @@ static br_status append_rows(rollout_writer *w, const rollout_seq *row) {
     return BR_OK;
 }
 
-static br_status refuse_failed(const rollout_writer *w) {
-    if (w->failed != BR_OK)
-        return br_fail(w->failed, "%s: writing failed before; what was committed is intact", w->path);
-    return BR_OK;
-}
-
 br_status rollout_append(rollout_writer *w, const rollout_seq *seq) {
-    BR_TRY(refuse_failed(w));
+    BR_TRY(h5_stream_check(&w->stream));
     if ((w->meta.has_entropy && !seq->entropy) || (w->meta.n_top > 0 && (!seq->top_token || !seq->top_logprob)))
         return br_fail(BR_E_ARG, "%s: sequence %lld comes without the entropy or the alternatives that the file has",
-                       w->path, (long long)w->n_seq);
+                       w->stream.path, (long long)w->n_seq);
     rollout_seq row = canonical(seq);
-    BR_TRY(rollout_seq_check(BR_E_ARG, w->path, w->n_seq, &w->meta, &row));
-    rollout_scope scope = rollout_scope_begin();
+    BR_TRY(rollout_seq_check(BR_E_ARG, w->stream.path, w->n_seq, &w->meta, &row));
+    h5_scope scope = h5_scope_begin();
     br_status status = append_rows(w, &row);
-    rollout_scope_end(scope);
+    h5_scope_end(scope);
     return status;
 }
 
 br_status rollout_commit(rollout_writer *w) {
-    BR_TRY(refuse_failed(w));
+    BR_TRY(h5_stream_check(&w->stream));
     if (w->n_pending == 0)
         return BR_OK;
-    rollout_scope scope = rollout_scope_begin();
-    br_status status = rollout_stream_commit(w);
-    rollout_scope_end(scope);
+    h5_scope scope = h5_scope_begin();
+    br_status status = commit(w);
+    h5_scope_end(scope);
     return status;
 }
 
@@ -173,21 +242,21 @@ br_status rollout_close(rollout_writer *w) {
     char path[BR_PATH_BYTES];
     if (!w)
         return BR_OK;
-    memcpy(path, w->path, sizeof path);
+    memcpy(path, w->stream.path, sizeof path);
     br_status status = rollout_commit(w);
-    rollout_scope scope = rollout_scope_begin();
-    br_status closed = rollout_stream_close(w);
+    h5_scope scope = h5_scope_begin();
+    br_status closed = close_writer(w);
     status = status == BR_OK ? closed : status;
     if (status == BR_OK)
         status = pack(path);
-    rollout_scope_end(scope);
+    h5_scope_end(scope);
     return status;
 }
 
 void rollout_abandon(rollout_writer *w) {
     if (!w)
         return;
-    rollout_scope scope = rollout_scope_begin();
-    (void)rollout_stream_close(w);
-    rollout_scope_end(scope);
+    h5_scope scope = h5_scope_begin();
+    (void)close_writer(w);
+    h5_scope_end(scope);
 }

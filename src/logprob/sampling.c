@@ -9,10 +9,16 @@ br_sampling br_sampling_default(void) {
 }
 
 /* Written so that a NaN fails every range. -0 is refused: it would be greedy under another digest. */
-static br_status check_filters(const br_sampling *s) {
+br_status sampling_check_scored(const br_sampling *s) {
     double t = s->temperature;
     if (!(t >= 0x1p-10 && t <= 0x1p10) && !(t == 0 && !signbit(t)))
         return br_fail(BR_E_ARG, "temperature %g: expected 0, or 2^-10 to 2^10", t);
+    if (s->entropy != 0 && s->entropy != 1)
+        return br_fail(BR_E_ARG, "entropy %d: expected 0 or 1", s->entropy);
+    return BR_OK;
+}
+
+static br_status check_filters(const br_sampling *s) {
     if (!(s->min_p >= 0 && s->min_p <= 1) || signbit(s->min_p))
         return br_fail(BR_E_ARG, "min_p %g: expected 0 to 1", (double)s->min_p);
     if (!(s->top_p > 0 && s->top_p <= 1))
@@ -38,12 +44,11 @@ static br_status check_end(const br_sampling *s, int32_t n_vocab) {
 }
 
 br_status sampling_check(const br_sampling *s, int32_t n_vocab) {
+    BR_TRY(sampling_check_scored(s));
     BR_TRY(check_filters(s));
     BR_TRY(check_end(s, n_vocab));
     if (s->top_logprobs < 0 || s->top_logprobs > BR_TOP_LOGPROBS_MAX)
         return br_fail(BR_E_ARG, "top_logprobs %d: expected 0 to %d", s->top_logprobs, BR_TOP_LOGPROBS_MAX);
-    if (s->entropy != 0 && s->entropy != 1)
-        return br_fail(BR_E_ARG, "entropy %d: expected 0 or 1", s->entropy);
     return BR_OK;
 }
 

@@ -9,6 +9,7 @@
 #include "bi_backend.h"
 #include "br_comm.h"
 #include "br_device.h"
+#include "device_view.h"
 #include "br_mem.h"
 #include "br_stage.h"
 #include "br_weights.h"
@@ -94,5 +95,16 @@ br_status br_model_reader_open(br_model *model, br_model_reader **out);
 void br_model_reader_close(br_model_reader *reader); /* NULL is a no-op */
 br_status br_model_adapter_read(br_model_reader *reader, const br_model_matrix *at, double alpha, int32_t rslora, uint16_t *value, int32_t *intact);
 size_t br_model_adapter_values(const br_model *model); /* the most values of a matrix */
+
+/* ---- the same without the processor (model_view.c) ------------------------------------------------------------------------
+ * Where the backend's form is rows of bf16 (bi_ops.mat_row), device_view.h writes and reads adapters in place, all at once. */
+int br_model_has_views(const br_model *model);
+/* Where the matrix (rank at->rank) lies: n views, 0 (rank 0, or nothing reserved), 1, or of an absorbed map's A both copies. */
+int32_t br_model_adapter_views(const br_model *model, const br_model_matrix *at, br_view view[2]);
+/* What surrounds it, which has to be zero, and s with A: each is handed to `each`, owner 0, until one fails. */
+typedef br_status (*br_model_each_fill)(void *context, const br_fill *fill);
+br_status br_model_adapter_room(const br_model *model, const br_model_matrix *at, br_model_each_fill each, void *context);
+br_status br_model_adapter_scales(const br_model *model, const br_model_matrix *at, double alpha, int32_t rslora, br_model_each_fill each,
+                                  void *context);
 
 #endif

@@ -43,7 +43,7 @@ static const struct {
 };
 
 /* The adapter of a slot on a class; one whose data is NULL where nothing was reserved. */
-static bi_adapter adapter_of(const br_model *m, const br_model_matrix *at) {
+bi_adapter model_adapter_of(const br_model *m, const br_model_matrix *at) {
     const model_layer *layer = &m->layer[at->layer];
     for (size_t i = 0; i < sizeof PLACE / sizeof PLACE[0]; i++) {
         const bi_adapter *slot;
@@ -55,12 +55,12 @@ static bi_adapter adapter_of(const br_model *m, const br_model_matrix *at) {
     return (bi_adapter){0};
 }
 
-static bi_adapter absorbed_of(const bi_adapter *slot, const br_model_matrix *at) {
+bi_adapter model_absorbed_of(const bi_adapter *slot, const br_model_matrix *at) {
     return slot ? slot[at->slot] : (bi_adapter){0};
 }
 
 /* (rows, columns) of the matrix at the given rank. */
-static void shape_of(const br_model *m, const br_model_matrix *at, int32_t rank, int32_t *n_row, int32_t *n_col) {
+void model_adapter_shape(const br_model *m, const br_model_matrix *at, int32_t rank, int32_t *n_row, int32_t *n_col) {
     int32_t n_out = 0, n_in = 0;
     const int found = br_linear_shape(&m->config, at->cls, at->layer, &n_out, &n_in);
     BR_ASSERT(found && at->slot < m->n_slot);
@@ -100,7 +100,7 @@ static br_status pack(br_model *m, bi_mat to, const uint16_t *src, int64_t strid
 static br_status pack_kv_b(br_model *m, const br_model_matrix *at, const uint16_t *full) {
     const br_config *c = &m->config;
     const mla_weights *w = &m->layer[at->layer].mla;
-    const bi_adapter k = absorbed_of(w->lora_uk, at), v = absorbed_of(w->lora_uv, at);
+    const bi_adapter k = model_absorbed_of(w->lora_uk, at), v = model_absorbed_of(w->lora_uv, at);
     const int64_t rank = m->swap_rank, latent = c->d_kv_latent;
     if (!at->is_b) {
         BR_TRY(pack(m, k.b, full, 1, latent));
@@ -117,35 +117,35 @@ static br_status pack_kv_b(br_model *m, const br_model_matrix *at, const uint16_
 br_status br_model_adapter_write(br_model *m, const br_model_matrix *at, const uint16_t *value) {
     int32_t n_row, n_col, have_row, have_col;
     BR_ASSERT(m->swap_rank && at->rank <= m->swap_rank);
-    shape_of(m, at, m->swap_rank, &n_row, &n_col);
-    shape_of(m, at, at->rank, &have_row, &have_col);
+    model_adapter_shape(m, at, m->swap_rank, &n_row, &n_col);
+    model_adapter_shape(m, at, at->rank, &have_row, &have_col);
     uint16_t *full = m->swap_full;
     memset(full, 0, sizeof *full * (size_t)n_row * (size_t)n_col);
     for (int32_t r = 0; r < have_row && at->rank; r++)
         memcpy(full + (int64_t)r * n_col, value + (int64_t)r * have_col, sizeof *full * (size_t)have_col);
     if (at->cls == BR_W_MLA_KV_B)
         return pack_kv_b(m, at, full);
-    const bi_adapter adapter = adapter_of(m, at);
+    const bi_adapter adapter = model_adapter_of(m, at);
     const bi_mat *stack = at->is_b ? &adapter.b : &adapter.a;
     return pack(m, bi_mat_at(stack, at->expert < 0 ? 0 : at->expert), full, n_col, 1);
 }
 
 /* Where s of a map lies, one or, for the heads of kv_b, several. */
-static const float *scale_of(const br_model *m, const br_model_matrix *at, int32_t *n) {
+const float *model_adapter_s(const br_model *m, const br_model_matrix *at, int32_t *n) {
     *n = at->cls == BR_W_MLA_KV_B ? m->config.n_head : 1;
     if (at->cls == BR_W_MLA_KV_B)
-        return absorbed_of(m->layer[at->layer].mla.lora_uk, at).s;
-    const float *s = adapter_of(m, at).s;
+        return model_absorbed_of(m->layer[at->layer].mla.lora_uk, at).s;
+    const float *s = model_adapter_of(m, at).s;
     return s && at->expert > 0 ? s + at->expert : s;
 }
 
-static float scale_value(const br_model_matrix *at, double alpha, int32_t rslora) {
+float model_adapter_scale(const br_model_matrix *at, double alpha, int32_t rslora) {
     return at->rank ? bi_const_lora_s(alpha, at->rank, rslora) : 0;
 }
 
 br_status br_model_adapter_scale(br_model *m, const br_model_matrix *at, double alpha, int32_t rslora) {
     int32_t n;
-    const float *s = scale_of(m, at, &n), value = scale_value(at, alpha, rslora);
+    const float *s = model_adapter_s(m, at, &n), value = model_adapter_scale(at, alpha, rslora);
     for (int32_t i = 0; i < n; i++)
         BR_TRY(br_device_upload(m->device, (void *)(uintptr_t)(s + i), &value, sizeof value));
     return br_device_wait(m->device);
@@ -235,7 +235,7 @@ static br_status unpack(br_model_reader *r, bi_mat from, uint16_t *out, int32_t 
 static br_status read_kv_b(br_model_reader *r, const br_model_matrix *at, int32_t *stack_rank, int32_t *intact) {
     const br_config *c = &r->model->config;
     const mla_weights *w = &r->model->layer[at->layer].mla;
-    const bi_adapter k = absorbed_of(w->lora_uk, at), v = absorbed_of(w->lora_uv, at);
+    const bi_adapter k = model_absorbed_of(w->lora_uk, at), v = model_absorbed_of(w->lora_uv, at);
     const int64_t rank = v.a.n_out, latent = c->d_kv_latent;
     *stack_rank = (int32_t)rank;
     if (!v.a.data)
@@ -258,7 +258,7 @@ static br_status read_kv_b(br_model_reader *r, const br_model_matrix *at, int32_
 }
 
 static br_status read_plain(br_model_reader *r, const br_model_matrix *at, int32_t *stack_rank, int32_t *intact) {
-    const bi_adapter adapter = adapter_of(r->model, at);
+    const bi_adapter adapter = model_adapter_of(r->model, at);
     const bi_mat *stack = at->is_b ? &adapter.b : &adapter.a;
     *stack_rank = adapter.a.n_out;
     return adapter.a.data ? unpack(r, bi_mat_at(stack, at->expert < 0 ? 0 : at->expert), r->rows, intact) : BR_OK;
@@ -266,7 +266,7 @@ static br_status read_plain(br_model_reader *r, const br_model_matrix *at, int32
 
 static br_status check_scale(br_model_reader *r, const br_model_matrix *at, double alpha, int32_t rslora, int32_t *intact) {
     int32_t n;
-    const float *s = scale_of(r->model, at, &n), wanted = scale_value(at, alpha, rslora);
+    const float *s = model_adapter_s(r->model, at, &n), wanted = model_adapter_scale(at, alpha, rslora);
     for (int32_t i = 0; s && i < n; i++) {
         float found;
         BR_TRY(br_device_download(r->model->device, &found, s + i, sizeof found));
@@ -281,8 +281,8 @@ br_status br_model_adapter_read(br_model_reader *r, const br_model_matrix *at, d
     *intact = 1;
     BR_TRY(at->cls == BR_W_MLA_KV_B ? read_kv_b(r, at, &stack_rank, intact) : read_plain(r, at, &stack_rank, intact));
     BR_ASSERT(at->rank <= stack_rank);
-    shape_of(r->model, at, stack_rank, &n_row, &n_col);
-    shape_of(r->model, at, at->rank, &have_row, &have_col);
+    model_adapter_shape(r->model, at, stack_rank, &n_row, &n_col);
+    model_adapter_shape(r->model, at, at->rank, &have_row, &have_col);
     for (int64_t row = 0; row < n_row; row++) {
         for (int64_t col = 0; col < n_col; col++) {
             const uint16_t found = r->rows[row * n_col + col];

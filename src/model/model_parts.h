@@ -95,6 +95,14 @@ struct br_model {
 /* Fills everything but the sizes known from the config; runs twice, measuring and real (model_bind.c). */
 br_status model_bind(br_model *model, const br_model_options *options);
 
+/* Of one matrix of an adapter (model_adapter.c): its stacks, data NULL where nothing was reserved; kv_b has two in their place, lora_uk
+ * and lora_uv. Its shape at a rank; where s lies, n of them; and what s is. */
+bi_adapter model_adapter_of(const br_model *m, const br_model_matrix *at);
+bi_adapter model_absorbed_of(const bi_adapter *slot, const br_model_matrix *at);
+void model_adapter_shape(const br_model *m, const br_model_matrix *at, int32_t rank, int32_t *n_row, int32_t *n_col);
+const float *model_adapter_s(const br_model *m, const br_model_matrix *at, int32_t *n);
+float model_adapter_scale(const br_model_matrix *at, double alpha, int32_t rslora);
+
 /* Blocks: x (n_row, d_model) normed row in, out (n_row, d_model) bf16. */
 br_status model_block_kda(br_model *m, const br_step *s, int32_t layer, const bi_bf16 *x, bi_bf16 *out);
 br_status model_block_mla_dense(br_model *m, const br_step *s, int32_t layer, const bi_bf16 *x, bi_bf16 *out);

@@ -83,10 +83,13 @@ static sched_seq *seq_by_id(const sched *s, uint64_t id, int32_t *seq) {
     return NULL;
 }
 
-/* The last sampled token is never run, so a response of max_new needs max_new - 1 positions after the prompt. */
+/* The last token is never run, so a response of max_new needs max_new - 1 positions after the prompt. */
 static br_status check_request(const sched *s, const sched_request *r) {
     int32_t seq;
-    if (r->n_prompt < 1 || r->max_new < 1)
+    if (r->score_from && (r->score_from < 1 || r->score_from >= r->n_prompt || r->max_new))
+        return br_fail(BR_E_ARG, "scored from position %d, a prompt of %d tokens and a response of %d: expected 1 to %d, and no response",
+                       r->score_from, r->n_prompt, r->max_new, r->n_prompt - 1);
+    if (r->n_prompt < 1 || (r->max_new < 1 && !r->score_from))
         return br_fail(BR_E_ARG, "a prompt of %d tokens and a response of %d: expected at least 1 of each", r->n_prompt,
                        r->max_new);
     int64_t n_tok = (int64_t)r->n_prompt + r->max_new;
@@ -112,9 +115,10 @@ br_status sched_submit(sched *s, const sched_request *request) {
     sched_seq *q = &s->seq[seq];
     *q = (sched_seq){.id = request->id, .arrival = s->n_arrived++, .root = request->root, .token = q->token,
                      .n_prompt = request->n_prompt, .max_new = request->max_new, .adapter = request->adapter,
-                     .n_tok = request->n_prompt, .slot = -1, .keep = -1};
+                     .n_prefix = (request->score_from ? request->score_from : request->n_prompt) - 1,
+                     .n_tok = request->n_prompt - (request->score_from > 0), .slot = -1, .keep = -1};
     memcpy(q->token, request->token, sizeof *q->token * (size_t)q->n_prompt);
-    q->prompt_hash = br_hash_chain(q->root, q->token, sizeof *q->token * (size_t)(q->n_prompt - 1)).lo;
+    q->prefix_hash = br_hash_chain(q->root, q->token, sizeof *q->token * (size_t)q->n_prefix).lo;
     sched_enqueue(s, seq);
     return BR_OK;
 }
@@ -216,6 +220,7 @@ static void apply(sched *s, int32_t seq, const sched_seg *seg, const sched_outco
     q->n_row = 0;
     if (!q->aborted && outcome->verdict != SCHED_FAIL) {
         q->pos = seg->pos + seg->n_tok;
+        q->n_done = q->pos > q->n_done ? q->pos : q->n_done;
         if (s->opt.prefix_cache)
             index_blocks(s, q);
     }

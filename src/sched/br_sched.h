@@ -11,7 +11,9 @@
  * step gives one row to each decoding sequence, then prefill chunks, oldest first; the oldest running sequence always has a
  * row. When pages run out, idle index entries go first, then the youngest running sequence is preempted: it keeps its
  * tokens, gives everything else back and later resumes by prefill from its deepest prefix hit. The oldest is never preempted
- * for room, and a request that fits alone is the only kind accepted, so every request ends.
+ * for room, and a request that fits alone is the only kind accepted, so every request ends. A request that is scored has all its tokens
+ * from the start and ends with the row before its last one; its rows are asked for from score_from - 1 on, so a prefix hit ends there,
+ * as at prompt_len - 1 when a response is sampled.
  *
  * Invariants, checked by sched_check together with K-1.. of br_kv.h:
  *   S-1  a waiting request owns no slot, page or state
@@ -25,8 +27,8 @@
  *        exactly when it reaches their end
  *   S-8  a plan has at most chunk_tokens rows and one segment a sequence; decode rows come first
  *   S-9  the oldest running sequence is in the plan; a plan is empty only when no request is left
- *   S-10 a keep lies where the plan cut the segment, prompt_len - 1 or a multiple of state_every, and its target is owned by
- *        nobody else
+ *   S-10 a keep lies where the plan cut the segment, before the first row that is asked for or at a multiple of state_every, and its
+ *        target is owned by nobody else
  *   S-11 without a prefix cache the index is empty and no page has two references */
 #ifndef BR_SCHED_H
 #define BR_SCHED_H
@@ -42,7 +44,7 @@ typedef struct sched_options {
     int32_t n_page, n_state;
     int32_t n_queue_max;   /* requests held at once, running ones included */
     int32_t n_tok_max;     /* longest sequence, prompt and response */
-    int32_t state_every;   /* keep a state at its multiples, itself a multiple of BR_PAGE_TOK; -1: at prompt_len - 1 only */
+    int32_t state_every;   /* keep a state at its multiples, itself a multiple of BR_PAGE_TOK; -1: before the first row asked for only */
     int32_t preempt_every; /* test aid: preempt the youngest at every n-th step; 0: never */
     int32_t prefix_cache;  /* 0: nothing is shared between sequences */
 } sched_options;
@@ -54,7 +56,9 @@ void sched_close(sched *s); /* NULL is a no-op */
 typedef struct sched_request {
     uint64_t id;          /* unique among the requests held */
     const int32_t *token; /* (n_prompt) the prompt, copied */
-    int32_t n_prompt, max_new; /* both >= 1 */
+    int32_t n_prompt;     /* >= 1 */
+    int32_t max_new;      /* >= 1; 0 of one that is scored */
+    int32_t score_from;   /* 0: tokens are sampled; 1 .. n_prompt - 1: the prompt's tokens from there on are scored */
     int32_t adapter;      /* slot, -1 base; handed through to the segments */
     br_digest root;       /* of weights, adapter and contract: prefixes are shared only under equal roots */
 } sched_request;
@@ -77,7 +81,7 @@ typedef struct sched_seg {
     int32_t adapter;
     int32_t pos, n_tok;   /* positions pos .. pos + n_tok - 1 of the sequence */
     const int32_t *token; /* (n_tok) their tokens; token - pos is the whole sequence. Valid until sched_result */
-    int32_t sample;       /* 1: the last row's logits give the token at position pos + n_tok */
+    int32_t sample;       /* 1: the last row's logits give the token at position pos + n_tok; of a scored request the last, token[n_tok] */
 } sched_seg;
 
 typedef struct sched_plan {

@@ -79,7 +79,7 @@ static br_status check_seg(const sched *s, int32_t i) {
         if (page < 0 || s->kv.page.n_ref[page] != 1 || kv_page_indexed(&s->kv, page))
             return br_fail(BR_E_MISMATCH, "S-6: request %llu writes page %d, which is shared or in the index", ID(q), page);
     }
-    if (q->keep >= 0 && end != q->n_prompt - 1 && (s->opt.state_every <= 0 || end % s->opt.state_every))
+    if (q->keep >= 0 && end != q->n_prefix && (s->opt.state_every <= 0 || end % s->opt.state_every))
         return br_fail(BR_E_MISMATCH, "S-10: request %llu keeps a state at %d", ID(q), end);
     return BR_OK;
 }

@@ -9,10 +9,12 @@
  * neither (free). */
 typedef struct sched_seq {
     uint64_t id, arrival; /* arrival rises by one a request */
-    uint64_t prompt_hash; /* of root and prompt without its last token: equal for what could be shared at prompt_len - 1 */
+    uint64_t prefix_hash; /* of root and the first n_prefix tokens: equal for what could be shared there */
     br_digest root;
     int32_t *token;       /* (n_tok_max) prompt, then what was sampled */
     int32_t n_prompt, max_new, adapter;
+    int32_t n_prefix;     /* positions before the first row that is asked for */
+    int32_t n_done;       /* the most positions computed so far: rows that are not asked for again */
     int32_t n_tok;        /* tokens known */
     int32_t slot;         /* -1: waiting */
     int32_t pos;          /* positions computed; the next to run */
@@ -36,7 +38,7 @@ struct sched {
     int32_t table_ld;
     int32_t *state_index; /* (n_seq_max) -1: empty slot */
     int32_t *path;       /* (table_ld + 1) pages of a look-up */
-    int32_t *leader;     /* (n_seq_max) running seq that have not reached prompt_len - 1; made for each plan */
+    int32_t *leader;     /* (n_seq_max) running seq that have not reached n_prefix; made for each plan */
     int32_t n_leader;
     uint64_t n_arrived;
     int32_t in_flight;   /* a plan waits for its result */

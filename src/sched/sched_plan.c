@@ -14,8 +14,12 @@ static int32_t smaller(int32_t a, int32_t b) {
     return a < b ? a : b;
 }
 
+static int32_t larger(int32_t a, int32_t b) {
+    return a > b ? a : b;
+}
+
 static int is_keep_point(const sched *s, const sched_seq *q, int32_t pos) {
-    return pos == q->n_prompt - 1 || (s->opt.state_every > 0 && pos % s->opt.state_every == 0);
+    return pos == q->n_prefix || (s->opt.state_every > 0 && pos % s->opt.state_every == 0);
 }
 
 /* Rows up to the next point whose state is kept, so that the live state after the segment is that state. */
@@ -23,8 +27,8 @@ static int32_t rows_to_cut(const sched *s, const sched_seq *q) {
     int32_t rows = left_of(q);
     if (!s->opt.prefix_cache)
         return rows;
-    if (q->pos < q->n_prompt - 1)
-        rows = smaller(rows, q->n_prompt - 1 - q->pos);
+    if (q->pos < q->n_prefix)
+        rows = smaller(rows, q->n_prefix - q->pos);
     if (s->opt.state_every > 0)
         rows = smaller(rows, s->opt.state_every - q->pos % s->opt.state_every);
     return rows;
@@ -117,13 +121,13 @@ static void plan_running(sched *s) {
  * different prompts with one hash would cost the younger a wait and nothing else. */
 static int waits_for_equal_prompt(const sched *s, const sched_seq *q) {
     for (int32_t i = 0; i < s->n_leader; i++)
-        if (s->seq[s->leader[i]].prompt_hash == q->prompt_hash)
+        if (s->seq[s->leader[i]].prefix_hash == q->prefix_hash)
             return 1;
     return 0;
 }
 
 static void note_leader(sched *s, int32_t seq) {
-    if (s->opt.prefix_cache && s->seq[seq].pos < s->seq[seq].n_prompt - 1)
+    if (s->opt.prefix_cache && s->seq[seq].pos < s->seq[seq].n_prefix)
         s->leader[s->n_leader++] = seq;
 }
 
@@ -199,7 +203,7 @@ static void start_waiting(sched *s) {
         if (waits_for_equal_prompt(s, q))
             continue;
         if (s->opt.prefix_cache)
-            hit = kv_find(&s->kv, q->root, q->token, q->n_tok - 1, s->path);
+            hit = kv_find(&s->kv, q->root, q->token, larger(q->n_prefix, q->n_done), s->path);
         if (!hold_hit(s, q, &hit))
             return;
         start(s, seq, &hit);

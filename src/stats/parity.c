@@ -17,11 +17,11 @@ typedef struct compare {
 
 /* ---- slots ------------------------------------------------------------------------------------------------------------ */
 
-static int is_nan(uint32_t bits) {
+int parity_is_nan(uint32_t bits) {
     return (bits & 0x7fffffffu) > 0x7f800000u;
 }
 
-static double value_of(uint32_t bits) {
+double parity_value(uint32_t bits) {
     float f;
     memcpy(&f, &bits, sizeof f);
     return (double)f;
@@ -68,7 +68,7 @@ static void add_slot(compare *c, uint32_t a, uint32_t b) {
     out->bucket[parity_bucket(ulp)]++;
     if (ulp == 0)
         return; /* adds exactly 0 to both sums, infinities included */
-    double d = c->sign * (value_of(b) - value_of(a));
+    double d = c->sign * (parity_value(b) - parity_value(a));
     out->n_differ++;
     out->max_ulp = ulp > out->max_ulp ? ulp : out->max_ulp;
     out->max_abs = fabs(d) > out->max_abs ? fabs(d) : out->max_abs;
@@ -80,7 +80,7 @@ static void add_slot(compare *c, uint32_t a, uint32_t b) {
 static void compare_sampled(compare *c, int64_t i, const rollout_seq *a, const rollout_seq *b, int64_t t) {
     uint32_t bits_a = a->logprob[t], bits_b = b->logprob[t];
     int excused_a = bits_a == BR_UNSCORED && a->status != 0, excused_b = bits_b == BR_UNSCORED && b->status != 0;
-    if ((is_nan(bits_a) && !excused_a) || (is_nan(bits_b) && !excused_b)) {
+    if ((parity_is_nan(bits_a) && !excused_a) || (parity_is_nan(bits_b) && !excused_b)) {
         c->out->n_nan++;
         note_first(c, i, a, b, t);
         return;
@@ -95,7 +95,7 @@ static void compare_sampled(compare *c, int64_t i, const rollout_seq *a, const r
 /* Prompt tokens: both score them only when both are trainers. NaN outside the mark of an unscored slot counts as a NaN. */
 static void compare_other(compare *c, int64_t i, const rollout_seq *a, const rollout_seq *b, int64_t t) {
     uint32_t bits_a = a->logprob[t], bits_b = b->logprob[t];
-    if ((is_nan(bits_a) && bits_a != BR_UNSCORED) || (is_nan(bits_b) && bits_b != BR_UNSCORED)) {
+    if ((parity_is_nan(bits_a) && bits_a != BR_UNSCORED) || (parity_is_nan(bits_b) && bits_b != BR_UNSCORED)) {
         c->out->n_nan++;
         note_first(c, i, a, b, t);
         return;

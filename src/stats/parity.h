@@ -36,6 +36,8 @@ typedef struct parity_result {
 br_status parity_compare(const rollout_reader *a, const rollout_reader *b, parity_result *out);
 /* Distance in representable numbers between two patterns that are no NaN; -0 and +0 are one apart. */
 int64_t parity_ulp(uint32_t a, uint32_t b);
+int parity_is_nan(uint32_t bits);
+double parity_value(uint32_t bits);
 /* Which bucket; and its range for a reader. */
 int parity_bucket(int64_t ulp);
 void parity_bucket_range(int bucket, int64_t *first, int64_t *last);

@@ -224,6 +224,7 @@ void br_weights_close(br_weights *w) {
     br_mem_free(w->tensor);
     br_mem_free(w->unknown);
     br_mem_free(w->missing);
+    br_mem_free(w->room);
     br_mem_free(w->gen);
     br_mem_free(w->name);
     br_mem_free(w->leaf);
@@ -266,6 +267,10 @@ br_status br_weights_complete(const br_weights *weights) {
     if (weights->n_unknown)
         return fail_unknown(weights);
     return weights->n_missing ? fail_missing(weights) : BR_OK;
+}
+
+const br_config *br_weights_config(const br_weights *weights) {
+    return &weights->config;
 }
 
 int64_t br_weights_count(const br_weights *weights) {

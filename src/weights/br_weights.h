@@ -7,7 +7,8 @@
  * "multi_modal_projector.") are counted and skipped. Shards are those of model.safetensors.index.json, which must agree with
  * them, or without that file the one model.safetensors. Opening reads headers only: the shards may be sparse files that hold
  * nothing else.
- * A generated checkpoint has recipes in place of data; its table looks the same and nothing of its size is ever read. */
+ * A generated checkpoint has recipes in place of data; its table looks the same and nothing of its size is ever read. One whose data come
+ * from memory has room for them (br_weights_like). */
 #ifndef BR_WEIGHTS_H
 #define BR_WEIGHTS_H
 
@@ -64,7 +65,14 @@ void br_weights_close(br_weights *weights); /* NULL is a no-op */
 typedef void (*br_tensor_draw)(void *context, br_tensor *tensor, bi_weightgen *gen);
 br_status br_weights_generate(const br_config *config, const char *origin, br_digest identity, br_tensor_draw draw, void *context,
                               br_weights **out);
+/* The same tensors by name, dtype and shape, whose data are to come from memory: the room for them, zeroed, is taken and dropped. A table
+ * without room has no data. */
+br_status br_weights_like(const br_weights *weights, br_weights **out);
+br_status br_weights_take_room(br_weights *weights);
+void br_weights_drop_room(br_weights *weights); /* without room a no-op */
+unsigned char *br_weights_room(const br_weights *weights, int64_t i); /* of tensor i, (n_byte) */
 const char *br_weights_origin(const br_weights *weights); /* NULL: read from files */
+const br_config *br_weights_config(const br_weights *weights);
 int64_t br_weights_count(const br_weights *weights);
 int64_t br_weights_skipped(const br_weights *weights); /* vision tensors */
 int32_t br_weights_shard_count(const br_weights *weights);

@@ -48,11 +48,15 @@ FIRST_BAD(first_bad_bf16, bad_bf16)
 FIRST_BAD(first_bad_f32, bad_f32)
 FIRST_BAD(first_bad_scale, bad_scale)
 
+static const char *path_of(const br_weights *w, const br_tensor *t) {
+    return t->shard < 0 ? "weights from memory" : w->shard[t->shard].path;
+}
+
 static br_status check_finite(const br_weights *w, const br_tensor *t) {
     const size_t size = t->dtype == BR_DTYPE_BF16 ? 2 : 4, n = t->n_byte / size;
     size_t at = t->dtype == BR_DTYPE_BF16 ? first_bad_bf16(t->data, n) : first_bad_f32(t->data, n);
     if (at < n)
-        return br_fail(BR_E_FORMAT, "%s: tensor '%s': element %zu is NaN or Inf", w->shard[t->shard].path, t->name, at);
+        return br_fail(BR_E_FORMAT, "%s: tensor '%s': element %zu is NaN or Inf", path_of(w, t), t->name, at);
     return BR_OK;
 }
 
@@ -64,7 +68,7 @@ static br_status check_a_log(const br_weights *w, const br_tensor *t) {
         memcpy(&bits, (const unsigned char *)t->data + i * sizeof bits, sizeof bits);
         if (bits << 1)
             return br_fail(BR_E_FORMAT, "%s: tensor '%s': element %zu is not zero, expected zeros after the %d heads",
-                           w->shard[t->shard].path, t->name, i, w->config.kda_n_head);
+                           path_of(w, t), t->name, i, w->config.kda_n_head);
     }
     return BR_OK;
 }
@@ -87,7 +91,7 @@ br_status br_weights_check_data(const br_weights *weights) {
         size_t at = first_bad_scale(t->data, t->n_byte);
         if (at < t->n_byte)
             return br_fail(BR_E_FORMAT, "%s: tensor '%s': scale byte %zu is %u, expected 0 to %d",
-                           weights->shard[t->shard].path, t->name, at, ((const unsigned char *)t->data)[at], FP4_SCALE_MAX);
+                           path_of(weights, t), t->name, at, ((const unsigned char *)t->data)[at], FP4_SCALE_MAX);
     }
     return BR_OK;
 }

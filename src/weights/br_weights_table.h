@@ -25,6 +25,7 @@ struct br_weights {
     char (*name)[BR_NAME_BYTES];  /* (n_tensor) */
     char origin[160];
     br_digest identity;
+    unsigned char *room; /* for data that come from memory; NULL: none */
     /* Room for the digest, which may be asked for when nothing may be allocated any more. */
     br_digest *leaf;
     const br_tensor **by_name;

@@ -154,7 +154,7 @@ class Tree:
 
     def link(self, changed, to):
         objects = {**self.objects, **changed}
-        libraries = subprocess.run(["pkg-config", "--libs", "check", "hdf5", "jansson"], capture_output=True, text=True,
+        libraries = subprocess.run(["pkg-config", "--libs", "check", "hdf5", "jansson", "libcrypto"], capture_output=True, text=True,
                                    check=True).stdout.split()
         portable = [f"-Wl,--defsym=bi_ops_{isa}=bi_ops_portable" for isa in ("avx2", "avx512")]
         archives = [os.path.join(self.build, f"lib{name}_static.a") for name in ("bridge", "bitroll")]

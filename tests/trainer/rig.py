@@ -20,7 +20,7 @@ from bitroll.model import Model
 BACKEND = os.environ.get("BITROLL_BACKEND", "oracle")
 DEVICE = "cpu" if BACKEND == "oracle" else "cuda"
 BITROLL = os.environ.get("BITROLL", os.path.join(TREE, "build", "bitroll"))
-LIBRARY = abi.Library(os.environ.get("BITROLL_LIBRARY"))
+LIBRARY = abi.Library()
 PLACE = tempfile.mkdtemp(prefix="bitroll-trainer-")
 atexit.register(shutil.rmtree, PLACE, ignore_errors=True)
 RANK, ALPHA = 32, 64.0

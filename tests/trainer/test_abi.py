@@ -4,13 +4,17 @@ import os
 import subprocess
 import unittest
 
+import torch
+
 import rig
 from bitroll import abi
+from bitroll.rows import Rows
 
 
 class Layout(unittest.TestCase):
     def test_every_field(self):
-        lines = ["#include <stddef.h>", "#include <stdio.h>", '#include "bitroll_ops.h"', "int main(void) {"]
+        headers = ("bitroll_ledger.h", "bitroll_ops.h", "tb_trainer.h")
+        lines = ["#include <stddef.h>", "#include <stdio.h>", *(f'#include "{h}"' for h in headers), "int main(void) {"]
         for name, struct in abi.STRUCTS.items():
             lines.append(f'printf("{name} - %zu\\n", sizeof({name}));')
             lines += [f'printf("{name} {field} %zu\\n", offsetof({name}, {field}));' for field, _ in struct._fields_]
@@ -34,8 +38,10 @@ class Layout(unittest.TestCase):
             r.ops.library.check(r.ops.library.c.br_ops_call(r.ops.handle, b"glu", None, 3))
         with self.assertRaisesRegex(abi.Error, "opened without gradients"):
             r.ops.grad_glu()
-        with self.assertRaisesRegex(TypeError, "has no field 'gg'"):
+        with self.assertRaisesRegex(TypeError, "bi_glu_args.. got an unexpected keyword argument 'gg'"):
             r.ops.glu(gg=None)
+        with self.assertRaisesRegex(ValueError, "a tensor on meta: expected " + rig.DEVICE):
+            Rows(r.ops, [0, 2], slot=torch.zeros(2, dtype=torch.int32, device="meta"))
         with self.assertRaisesRegex(AttributeError, "there is no op 'gluu'"):
             r.ops.gluu()
         r.close()

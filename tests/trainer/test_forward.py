@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rig
-from bitroll import mcore, peft
+from bitroll import abi, mcore, peft
 from bitroll.model import Model
 from bitroll.rows import Rows
 from bitroll.stage_hash import StageHash
@@ -68,27 +68,42 @@ class Forward(unittest.TestCase):
 
     def test_a_wrong_forward_is_named(self):
         """Two ops swapped, a sequence that begins one row late, a shifted label: the first different line says where."""
-        r = rig.Rig("nano", True)
+        mcore.initialize(rig.BACKEND)
+        r = rig.Rig("nano", True, mcore.BitrollModel)
         texts = rig.sequences(r.config, LENGTHS)
         engine = rig.engine_lines(r.folder, texts, r.adapter_folder)
         lengths, token, target = rig.rows_of(texts)
 
-        def run(cu, swap=False, shift=0):
-            rows = Rows(r.ops, cu)
-            rows.trace = StageHash(rows, [f"s{i}#0" for i in range(len(texts))])
-            layer = r.model.layers[2]
-            if swap:
-                layer.input_layernorm, layer.pre_mlp_layernorm = layer.pre_mlp_layernorm, layer.input_layernorm
+        def first(lengths=lengths, target=target, change=lambda rows: None):
+            traces = []
+
+            def trace(rows):
+                change(rows)
+                traces.append(StageHash(rows, [f"s{i}#0" for i in range(len(texts))]))
+                return traces[0]
             with torch.no_grad():
-                rows.trace.logprob(r.model.log_probs(rows, token, target.roll(shift), rig.ones(len(token)))[0])
-            if swap:
-                layer.input_layernorm, layer.pre_mlp_layernorm = layer.pre_mlp_layernorm, layer.input_layernorm
-            return first_difference(list(rows.trace.lines()), engine)
-        cu = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
-        self.assertIsNone(run(cu))
-        self.assertIn(" 0 2 norm_attn ", run(cu, swap=True)[1])
-        self.assertIn(" logprob ", run(cu, shift=1)[1])
-        self.assertIn("s2#0 0 -1 embed ", run([*cu[:2], cu[2] + 1, *cu[3:]])[1])
+                r.model.log_probs(token, mcore.pack(lengths), target, rig.ones(len(token)), trace=trace)
+            return first_difference(list(traces[0].lines()), engine)
+
+        def swap():
+            layer = r.model.decoder.layers[2]
+            layer.input_layernorm, layer.pre_mlp_layernorm = layer.pre_mlp_layernorm, layer.input_layernorm
+
+        def late(rows):
+            """The third sequence begins one row late, for ops and not for the trace."""
+            rows.seg[9] += 1  # row and length of the segment before and of this one
+            rows.seg[6] += 1
+            rows.seg[10] -= 1
+            rows.row_seg[rows.lengths[0] + rows.lengths[1]] = 1
+        self.assertIsNone(first())
+        swap()
+        self.assertIn("s0#0 0 2 norm_attn ", first()[1])
+        swap()
+        self.assertIn("s0#0 0 8 logprob ".replace("8", str(r.config.n_layer)), first(target=target.roll(1))[1])
+        self.assertIn("s2#0 0 0 conv ", first(change=late)[1])
+        at_pack = [lengths[0], lengths[1] + 1, lengths[2] - 1, lengths[3]]
+        self.assertIn("s2#0 0 -1 embed ", first(lengths=at_pack)[1])
+        self.assertIsNone(first())
         r.close()
 
 
@@ -114,6 +129,26 @@ class Packings(unittest.TestCase):
             for a, b, n in zip(at, place, lengths):
                 self.assertTrue(torch.equal(rig.bits(padded[b : b + n]), rig.bits(whole[a : a + n])))
         r.close()
+
+    def test_train_is_eval_with_and_without_gradients(self):
+        """And with activations that are to be computed again."""
+        mcore.initialize(rig.BACKEND)
+        found = []
+        for recompute in (False, True):
+            r = rig.Rig("nano", True, mcore.BitrollModel, recompute=recompute)
+            lengths, token, target = rig.rows_of(rig.sequences(r.config, (33, 50)))
+            for training in (True, False):
+                for grad in (True, False):
+                    with torch.set_grad_enabled(grad):
+                        out = r.model.train(training).log_probs(token, mcore.pack(lengths), target, rig.ones(len(token), 0.7))
+                    self.assertEqual(out[0].requires_grad, grad)
+                    found.append([rig.bits(one) for one in out])
+            bare = r.model.log_probs(token, mcore.pack(lengths), target, rig.ones(len(token), 0.7), entropy=False)
+            self.assertIsNone(bare[2])
+            found.append([*(rig.bits(one) for one in bare[:2]), found[0][2]])
+            r.close()
+        self.assertEqual(len(found), 10)
+        self.assertTrue(all(torch.equal(a, b) for one in found for a, b in zip(one, found[0], strict=True)))
 
     def test_train_is_eval_and_base_rows_are_base(self):
         r, base = rig.Rig("nano", True), rig.Rig("nano", False)
@@ -184,6 +219,39 @@ class Adapters(unittest.TestCase):
         peft.save(r.model, r.settings, r.folder + "-saved", r.checkpoint.prefix)
         texts = rig.sequences(r.config, (30,))
         self.assertEqual(rig.engine_lines(r.folder, texts, r.folder + "-saved"), rig.engine_lines(r.folder, texts, r.adapter_folder))
+        r.close()
+
+    def test_what_is_exported_is_what_forwards_read(self):
+        """One place of memory: the address that ops are given is the exported copy's, and a bit flipped there shows on both sides."""
+        r = rig.Rig("nano", True)
+        lengths, token, target = rig.rows_of(rig.sequences(r.config, (60, 70)))
+
+        def log_probs():
+            with torch.no_grad():
+                return rig.bits(r.model.log_probs(Rows(r.ops, [0, lengths[0], sum(lengths)]), token, target, rig.ones(len(token)))[0])
+        attention = next(layer.self_attention for layer in r.model.layers if hasattr(layer.self_attention, "kv_b_proj"))
+        absorbed, moe = attention.kv_b_proj, r.model.layers[1].mlp
+        adapters = (attention.o_proj.map.adapter, moe.shared_experts.linear_fc1.maps["up"].adapter, moe.experts.linear_fc2.map.adapter,
+                    absorbed.uk.adapter, absorbed.uv.adapter)
+        before, bits = dict(peft.exported(r.model)), log_probs()
+        sign = 3 if rig.BACKEND == "oracle" else 1  # byte of the first entry's sign: the oracle packs bf16 values as f32
+        for adapter in adapters:
+            given = abi.STRUCTS["bi_adapter"].from_buffer_copy(adapter.slot.buffer)
+            for part, stack in (("a", adapter.a), ("b", adapter.b)):
+                self.assertEqual(getattr(given, part).data, stack.data.data_ptr())
+                with self.subTest(adapter=adapter, part=part):
+                    stack.data[sign] ^= 0x80
+                    self.assertFalse(torch.equal(log_probs(), bits))
+                    if stack in (absorbed.uk.adapter.b, absorbed.uv.adapter.a):  # A of kv_b is read in two forms
+                        with self.assertRaisesRegex(RuntimeError, "kv_b_proj: the two packed forms of A differ"):
+                            peft.exported(r.model)
+                    else:
+                        after = dict(peft.exported(r.model))
+                        moved = [n for n in before if not torch.equal(before[n].view(torch.int16), after[n].view(torch.int16))]
+                        self.assertEqual(len(moved), 1)
+                        self.assertEqual(int((before[moved[0]] != after[moved[0]]).sum()), 1)
+                    stack.data[sign] ^= 0x80
+        self.assertTrue(torch.equal(log_probs(), bits))
         r.close()
 
     def test_masters_are_rounded_as_the_contract_says(self):

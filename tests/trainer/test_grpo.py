@@ -1,164 +1,226 @@
-"""Three steps of GRPO: the same bytes three times a step, an adapter that moves, and meters that are not stuck."""
+"""GRPO: the same bytes three times a step, over the bridge and in one process; runs that repeat; and each planted fault with its catcher."""
+import contextlib
+import io
+import json
 import os
-import random
+import shutil
+import subprocess
+import types
 import unittest
-
-import torch
+import unittest.mock
 
 import rig
-from bitroll import grpo, lora, mcore, peft
-from bitroll.ops import Ops
-from bitroll.in_process import Engine, Sample
-from bitroll.tensors import Checkpoint
+import rl_rig
+import torch
+from bitroll import abi, lora
+from bitroll.blocks import Router
+from bitroll.in_process import RESYNC, Engine
+from bitroll.rl import metrics, objective, train
+from bitroll.rl.grpo import Step, flat
 
-STEPS, PROMPTS, SAMPLES, NEW = 3, 8, 4, 8
-
-
-def reward(text):
-    """How much of a text lies in the lower half of the vocabulary."""
-    return sum(token < 128 for token in text.tokens) / len(text.tokens)
+MPI = ("--mca", "pml", "ob1", "--mca", "btl", "self,vader", "--oversubscribe", "--bind-to", "none")
 
 
-class Rig:
-    def __init__(self, preset="pico"):
-        mcore.initialize("oracle")
-        torch.manual_seed(0)
-        self.folder, _ = rig.checkpoint(preset)
-        self.config = rig.LIBRARY.config(self.folder)
-        self.engine = Engine(rig.LIBRARY, self.folder, {"policy": None}, swap_rank=rig.RANK, swap_alpha=rig.ALPHA, max_seqs=16)
-        self.ops = Ops(self.config, 4096, 256, rank_max=rig.RANK, n_slot=1, backend="oracle", library=rig.LIBRARY)
-        self.settings = lora.Settings(self.ops, rig.RANK, rig.ALPHA)
-        self.model = mcore.BitrollModel(self.settings, self.config, Checkpoint(self.folder))
-        trained = [p for p in self.model.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(trained, lr=3e-3, betas=(0.9, 0.95), weight_decay=0.0)
-        prefix = Checkpoint(self.folder).prefix
-        self.grpo = grpo.Grpo(self.engine, self.model, self.settings, self.optimizer, reward, prefix=prefix, temperature=0.7)
-
-    def run(self, n, first=0):
-        steps = []
-        for i in range(first, first + n):
-            rng = random.Random(i)
-            prompts = [[rng.randrange(3, self.config.n_vocab) for _ in range(rng.randrange(2, 70))] for _ in range(PROMPTS)]
-            steps.append(self.grpo.step(i, prompts, SAMPLES, seed=11, max_new=NEW, ignore_eos=1, top_p=0.95))
-        return steps
-
-    def close(self):
-        self.engine.close()
-        self.ops.close()
+def exact(step):
+    return (step.n_differ, step.k1, step.k3, step.digest_rollout) == (0, 0.0, 0.0, step.digest_trainer)
 
 
-class Training(unittest.TestCase):
-    def test_three_steps(self):
-        r = Rig()
-        steps = r.run(STEPS)
-        for step in steps:
-            print(step.line())
-            self.assertEqual(step.mismatch, 0)
-            self.assertEqual(step.compared, 2 * PROMPTS * SAMPLES * NEW)
-            self.assertEqual((step.k1, step.k3), (0.0, 0.0))
-            self.assertEqual(step.digest_engine, step.digest_trainer)
-        self.assertEqual(len({s.digest_trainer for s in steps}), STEPS)
+class Processes(unittest.TestCase):
+    def test_three_steps_over_mpi(self):
+        """8 prompts x 4 samples: worker and trainer under one mpirun, and the ledger of it."""
+        out = os.path.join(rig.PLACE, "mpi")
+        path = rl_rig.config("mpi")
+        job = ["mpirun", *MPI, "-n", "1", *rl_rig.worker_command("--mpi", "1"), ":", "-n", "1", *rl_rig.command(path, out, "--rollout", "mpi:0")]
+        allowed = dict(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+        done = subprocess.run(job, capture_output=True, text=True, env=rl_rig.environment() | allowed, timeout=600)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        rows = metrics.read(os.path.join(out, "metrics.csv"))
+        self.assertEqual([r["mismatch_count"] for r in rows], ["0"] * 3)
+        self.assertTrue(all(int(r["n_compared"]) > 200 for r in rows))
+        self.assertTrue(all(r["digest_rollout"] == r["digest_trainer"] for r in rows))
+        n = sum(int(r["n_compared"]) for r in rows)
+        self.assertRegex(done.stdout.splitlines()[-1],
+                         rf"^ledger: 3 steps, 0 of {n} log-probs differ, KL 0 at every step, reward 0\.\d{{3}} -> 0\.\d{{3}}$")
+        self.assertTrue(rig.bitroll("verify", os.path.join(out, "ledger.h5")).splitlines()[-1].startswith(f"ledger: 3 steps, 0 of {n} log-probs"))
+        shutil.rmtree(out)
+
+
+class Steps(unittest.TestCase):
+    def test_ragged_prompts_two_turns_and_a_filter(self):
+        r = rl_rig.Parts(batch=dict(turns=2), sampling=dict(temperature=0.7, top_p=0.95))
+        steps = r.run(2)
+        self.assertTrue(all(map(exact, steps)))
+        turns = [len(e.turns) for e in steps[1].episodes]
+        self.assertEqual(set(turns), {1, 2})
+        for e in steps[1].episodes:
+            self.assertEqual(len(e.logprob), sum(e.mask))
+            self.assertEqual(e.mask.count(0), len(e.turns) - 1)
+        self.assertEqual(steps[1].n_compared, sum(sum(e.mask) for e in steps[1].episodes))
         r.close()
 
     def test_a_run_again_is_the_same(self):
-        digests = []
+        found = []
         for _ in range(2):
-            r = Rig()
-            digests.append([s.digest_trainer for s in r.run(2)])
+            r = rl_rig.Parts()
+            found.append([(s.digest_trainer, s.rollout, s.grad_norm) for s in r.run(2)])
             r.close()
-        self.assertEqual(*digests)
+        self.assertEqual(*found)
+        self.assertNotEqual(found[0][0][0], found[0][1][0])
 
-
-class Restart(unittest.TestCase):
-    def test_a_run_that_was_cut_ends_as_one_that_was_not(self):
-        whole, folder = Rig(), os.path.join(rig.PLACE, "run")
-        wanted = [s.digest_trainer for s in whole.run(4)]  # of a step's beginning: the last shows what the optimizer knew
-        whole.close()
-        begun = Rig()
-        begun.run(2)
-        begun.grpo.save(folder)
-        begun.close()
-        resumed = Rig()
-        with torch.no_grad():
-            for p in resumed.model.parameters():
-                if p.requires_grad:
-                    p.add_(1.0)  # nothing but the folder may count
-        resumed.grpo.load(folder)
-        self.assertEqual([s.digest_trainer for s in resumed.run(2, first=2)], wanted[2:])
-        resumed.close()
-
-    def test_another_base_is_refused(self):
-        r, folder = Rig(), os.path.join(rig.PLACE, "other")
-        r.run(1)
-        r.grpo.save(folder)
-        path = os.path.join(folder, "run.json")
-        with open(path, encoding="ascii") as file:
-            text = file.read()
-        with open(path, "w", encoding="ascii") as file:
-            file.write(text.replace(r.engine.weights_digest(), "0" * 32))
-        with self.assertRaisesRegex(ValueError, "made on base weights"):
-            r.grpo.load(folder)
+    def test_a_later_mini_batch_is_logged_and_not_certified(self):
+        r = rl_rig.Parts(objective=dict(mini_batches=2))
+        step = r.run(1)[0]
+        self.assertTrue(exact(step))
+        self.assertEqual(len(step.update), 16)
+        self.assertEqual(step.n_compared, len(flat(step.rollout)))
+        self.assertEqual(len(step.later), 1)
+        self.assertNotEqual((step.later[0]["ratio_min"], step.later[0]["ratio_max"]), (1.0, 1.0))  # the policy has moved
         r.close()
 
+    def test_gradients_of_micro_batches_are_those_of_the_batch(self):
+        gradients = []
+        for tokens in ([60, 100], [4000, 4000]):
+            r = rl_rig.Parts(micro_tokens=tokens)
+            self.assertTrue(exact(r.grpo.step(0)))
+            gradients.append([p.grad for p in r.policy.masters])
+            r.close()
+        for few, whole in zip(*gradients):
+            self.assertLess(float((few - whole).norm()), 1e-2 * float(whole.norm()) + 1e-9)
+        self.assertGreater(sum(float(whole.norm()) > 0 for whole in gradients[1]), 20)
 
-class Meters(unittest.TestCase):
+    def test_advantages(self):
+        a = objective.advantages(torch.tensor([[0.0, 1.0], [1.0, 1.0]]))
+        self.assertEqual(a[1].tolist(), [0.0, 0.0])
+        self.assertAlmostEqual(float(a[0, 1]), 1.0, places=4)
+        self.assertEqual(objective.zero_spread(torch.tensor([[0.0, 1.0], [1.0, 1.0]])), 0.5)
+
+    def test_clipping(self):
+        loss, ratio = objective.clipped(torch.tensor([1.0, 1.0, -1.0]), torch.zeros(3), torch.tensor([1.0, -1.0, -1.0]), [0.8, 1.28])
+        self.assertEqual([round(float(v), 4) for v in loss], [-1.28, 2.7183, 0.8])
+        self.assertAlmostEqual(float(ratio[0]), 2.7183, places=4)
+
+    def test_a_token_is_a_mismatch_once(self):
+        step = Step(0)
+        step.episodes = [types.SimpleNamespace(logprob=bits) for bits in ([1, 2, 3, 4, 5], [6], [7, 8])]
+        step.again = [[1, 9, 3, 9, 9], [6], [7, 9]]
+        step.update = [[1, 2, 9, 9, 0], [9]]  # of the first mini-batch: two episodes
+        self.assertEqual(step.tokens_that_differ(), [(0, 1), (0, 2), (0, 3), (0, 4), (1, 0), (2, 1)])
+
+    def test_nan_is_never_equal(self):
+        self.assertEqual(objective.differing([0x7FC00000, 1], [0x7FC00000, 1]), [0])
+        with self.assertRaisesRegex(ValueError, "1 log-probs against 2"):
+            objective.differing([1], [1], [1, 2])
+
+
+class Planted(unittest.TestCase):
+    """Each fault, and what catches it."""
+
     def setUp(self):
-        self.r = Rig()
-        self.r.run(2)
-        self.tensors = self.r.grpo.publish()
-        self.text = [Sample("x", 0, [5, 6, 7])]
-        self.r.engine.generate(self.text, "policy", 3, max_new=NEW, ignore_eos=1, temperature=0.7)
+        self.r = rl_rig.Parts()
+        self.r.run(1)
 
     def tearDown(self):
         self.r.close()
 
-    def differing(self, name="policy"):
-        with torch.no_grad():
-            found = grpo.bits_of(self.r.grpo.log_probs(self.text)[0])
-        wanted = torch.tensor(self.text[0].logprob, dtype=torch.int64).to(torch.int32)
-        return int((found != wanted).sum())
+    def flipped(self, flip):
+        """A step whose log-probs are changed on their way to the trainer. flip(turns)."""
+        release = self.r.engine.release
 
-    def test_a_bit_of_the_rollout(self):
-        self.assertEqual(self.differing(), 0)
-        self.text[0].logprob[3] ^= 1
-        self.assertEqual(self.differing(), 1)
+        def changed(texts, certificates):
+            release(texts, certificates)
+            flip(texts)
+        self.r.engine.release = changed
+        return self.r.grpo.step(1)
 
-    def test_a_stale_adapter_is_seen(self):
-        self.r.run(1)
-        self.r.grpo.publish()  # the trainer went on; the text was sampled before
-        self.assertGreater(self.differing(), 0)
+    def test_one_bit_in_flight_is_caught_by_the_comparison_of_bits(self):
+        def one(texts):
+            texts[5].logprob[3] ^= 1
+        step = self.flipped(one)
+        self.assertEqual(step.tokens_that_differ(), [(5, 3)])
+        self.assertEqual((step.n_differ, step.n_compared, step.is_exact), (1, len(flat(step.rollout)), False))
 
-    def test_a_step_that_does_not_certify_makes_no_update(self):
-        """The engine is given another adapter than the trainer's: the step stops before the optimizer."""
+    def test_all_bits_in_flight_are_caught_by_the_comparison_of_bits(self):
+        def every(texts):
+            for text in texts:
+                text.logprob[:] = [b ^ 0xFFFFFFFF for b in text.logprob]
+        step = self.flipped(every)
+        n = len(flat(step.rollout))
+        self.assertEqual((step.n_differ, step.n_compared), (n, n))
+
+    def test_a_zeroed_forward_is_caught_by_the_comparison_of_bits(self):
+        log_probs = self.r.policy.log_probs
+        self.r.policy.log_probs = lambda episodes: tuple(out * 0.0 for out in log_probs(episodes))
+        step = self.r.grpo.step(1)
+        n = len(flat(step.rollout))
+        self.assertEqual((step.n_differ, step.n_compared), (n, n))
+
+    def test_a_bit_that_nobody_routed_to_is_caught_by_the_digest_of_the_live_memory(self):
+        """Every log-prob is right, and yet the step does not certify."""
+        chosen = set()
+
+        def see(router, _, out):
+            layer = int(router.name.split(".")[1])
+            chosen.update((layer, e) for e in out[0].flatten().tolist())
+        routers = [m for m in self.r.policy.model.modules() if isinstance(m, Router)]
+        hooks = [m.register_forward_hook(see) for m in routers]
+        n_expert = self.r.policy.model.model_config.n_expert
+        self.r.settings.batch.prompts, self.r.settings.batch.samples = 1, 2
+        self.r.grpo.sampling["max_new"] = 2
+        self.r.grpo.task.longest = self.r.grpo.task.shortest = 1
+        self.r.settings.heldout.prompts = 0
+        self.r.grpo.step(1)  # which experts such a step needs
+        idle = sorted({(int(m.name.split(".")[1]), e) for m in routers for e in range(n_expert)} - chosen)
+        self.assertTrue(idle)
+        entry = f"layers.{idle[0][0]}.block_sparse_moe.experts.{idle[0][1]}.w2.lora_A"
         swap = self.r.engine.swap
 
-        def flipped(name, version, tensors, flags=0):
-            key = sorted(tensors)[0]
-            one = {**tensors, key: tensors[key].clone()}
-            one[key].view(torch.int16).view(-1)[0] ^= 1
-            swap(name, version, one, flags)
-        self.r.engine.swap = flipped
-        before = [p.detach().clone() for p in self.r.model.parameters() if p.requires_grad]
-        with self.assertRaises(grpo.Mismatch) as caught:
-            self.r.run(1)
-        self.assertNotEqual(caught.exception.step.digest_engine, caught.exception.step.digest_trainer)
-        self.assertTrue(all(torch.equal(a, b) for a, b in zip(before, (p for p in self.r.model.parameters() if p.requires_grad))))
+        def flipping(name, version, tensors, *rest, **named):
+            key = next(k for k in sorted(tensors) if entry in k)
+            changed = {**tensors, key: tensors[key].clone()}
+            changed[key].view(torch.int16).view(-1)[0] ^= 1
+            return swap(name, version, changed, *rest, **named)
+        self.r.engine.swap = flipping
+        self.r.grpo.flags = RESYNC
+        step = self.r.grpo.step(1)
+        for hook in hooks:
+            hook.remove()
+        self.assertEqual((step.n_differ, step.is_exact), (0, False))
+        self.assertNotEqual(step.digest_rollout, step.digest_trainer)
 
-    def test_a_tensor_of_another_shape_is_refused(self):
-        key = sorted(self.tensors)[0]
-        with self.assertRaisesRegex(ValueError, "expected torch.bfloat16"):
-            self.r.engine.swap("policy", 99, {**self.tensors, key: self.tensors[key][:1]})
-        with self.assertRaisesRegex(ValueError, "expected torch.bfloat16"):
-            self.r.engine.swap("policy", 99, {**self.tensors, key: self.tensors[key].float()})
-
-    def test_one_bit_of_one_entry_moves_the_live_digest(self):
-        low = next(m for m in self.r.model.modules() if isinstance(m, lora.LowRank))
-        before = self.r.engine.live_digest("policy")
+    def test_one_bit_of_a_published_entry_moves_the_digest(self):
+        low = next(m for m in self.r.policy.model.modules() if isinstance(m, lora.LowRank))
+        was = self.r.policy.publish()
+        before = self.r.policy.digest(self.r.grpo.names)
         with torch.no_grad():
             low.linear_in.weight.view(-1)[0] *= 1.0 + 2.0**-6
-        tensors = self.r.grpo.publish()
-        self.assertEqual(sum(not torch.equal(tensors[n], self.tensors[n]) for n in tensors), 1)
-        self.assertNotEqual(self.r.engine.live_digest("policy"), before)
+        now = self.r.policy.publish()
+        self.assertEqual(sum(not torch.equal(now[n], was[n]) for n in now), 1)
+        self.assertNotEqual(self.r.policy.digest(self.r.grpo.names), before)
+
+    def test_a_step_that_does_not_certify_ends_the_run_without_an_update(self):
+        release, calls = Engine.release, []
+
+        def second_step(engine, texts, certificates):
+            release(engine, texts, certificates)
+            calls.append(texts)
+            texts[0].logprob[0] ^= len(calls) == 2
+        out = os.path.join(rig.PLACE, "stopped")
+        arguments = rl_rig.command(rl_rig.config("stopped", heldout=dict(prompts=0)), out)[5:]
+        with unittest.mock.patch.object(Engine, "release", second_step), contextlib.redirect_stderr(io.StringIO()) as said:
+            self.assertEqual(train.main(arguments), 1)
+        where = "the first at 'step 1 prompt 0' sample 0, sampled token 0"
+        self.assertRegex(said.getvalue(), f"step 1: 1 of [0-9]+ log-probs differ, {where}; .*no update")
+        with open(os.path.join(out, "checkpoint", "run.json"), encoding="ascii") as file:
+            self.assertEqual(json.load(file)["n_step"], 1)
+        self.assertEqual(len(metrics.read(os.path.join(out, "metrics.csv"))), 1)
+
+    def test_an_engine_that_is_gone_ends_the_run_with_a_sentence(self):
+        def gone(*arguments, **sampling):
+            raise abi.Error(abi.CONSTANTS["BR_E_IO"], "the worker is gone")
+        arguments = rl_rig.command(rl_rig.config("gone"), os.path.join(rig.PLACE, "gone"))[5:]
+        with unittest.mock.patch.object(Engine, "generate", gone), contextlib.redirect_stderr(io.StringIO()) as said:
+            self.assertEqual(train.main(arguments), 2)
+        self.assertEqual(said.getvalue().splitlines()[-1], "train: the worker is gone")
 
 
 if __name__ == "__main__":

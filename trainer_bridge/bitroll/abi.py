@@ -6,17 +6,18 @@ import re
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TREE = os.path.dirname(os.path.dirname(HERE))
-HEADER_DIRS = ("src", "src/base", "kernels_batch_invariant", "kernels_batch_invariant/backward")
+HEADER_DIRS = ("src", "src/base", "kernels_batch_invariant", "kernels_batch_invariant/backward", "trainer_bridge")
 # In the order of their use of one another.
-HEADERS = ("bitroll.h", "br_config.h", "bi_types.h", "bi_attn.h", "bi_attnres.h", "bi_conv.h", "bi_embed.h", "bi_glu.h", "bi_experts.h",
+HEADERS = ("bitroll.h", "bitroll_ledger.h", "br_config.h", "bi_types.h", "bi_attn.h", "bi_attnres.h", "bi_conv.h", "bi_embed.h", "bi_glu.h", "bi_experts.h",
            "bi_head.h", "bi_index.h", "bi_kda.h", "bi_linear.h", "bi_norm.h", "bi_pack.h", "bi_route.h", "bi_grad.h",
-           "bitroll_ops.h")
-ABI_VERSION = 2
+           "bitroll_ops.h", "tb_frame.h", "tb_message.h", "tb_trainer.h")
+ABI_VERSION = 3
 
-SCALAR = {"int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64,
-          "uint8_t": ctypes.c_uint8, "char": ctypes.c_char, "int": ctypes.c_int, "float": ctypes.c_float, "double": ctypes.c_double, "size_t": ctypes.c_size_t}
+SCALAR = {"uint16_t": ctypes.c_uint16, "int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64,
+          "uint8_t": ctypes.c_uint8, "char": ctypes.c_char, "int": ctypes.c_int, "float": ctypes.c_float, "double": ctypes.c_double,
+          "size_t": ctypes.c_size_t}
 
-STRUCT = re.compile(r"typedef struct (\w+) \{([^{}]*)\} \1;", re.S)
+STRUCT = re.compile(r"typedef (struct|union) (\w+) \{([^{}]*)\} \2;", re.S)
 ENUM = re.compile(r"(?:typedef )?enum(?: (\w+))? \{(.*?)\}", re.S)
 
 
@@ -72,35 +73,49 @@ def _fields(body, structs, enums, constants):
 
 
 def read_headers():
-    """{name: ctypes.Structure} and {constant: value}."""
-    structs, enums, constants = {}, set(), {}
+    """{name: ctypes.Structure or Union}, {enum: {constant: value}} and {constant: value} of them all."""
+    structs, enums, constants = {}, {}, {}
     for header in HEADERS:
         text = _header(header)
         for name, body in ENUM.findall(text):
-            enums.add(name)
-            constants.update(_enum_values(body, constants))
-        for name, body in STRUCT.findall(text):
+            enums[name] = _enum_values(body, constants)
+            constants.update(enums[name])
+        for kind, name, body in STRUCT.findall(text):
             if "(*" in body:
                 continue  # a table of functions
             try:
-                structs[name] = type(name, (ctypes.Structure,), {"_fields_": list(_fields(body, structs, enums, constants))})
+                base = ctypes.Structure if kind == "struct" else ctypes.Union
+                structs[name] = type(name, (base,), {"_fields_": list(_fields(body, structs, enums, constants))})
             except TypeError:  # of the jobs, which Python leaves to the command
                 if header != "bitroll.h":
                     raise
-    return structs, constants
+    return structs, enums, constants
 
 
-STRUCTS, CONSTANTS = read_headers()
+STRUCTS, ENUMS, CONSTANTS = read_headers()
+LINE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p)
 
 
 def default_library():
+    """$BITROLL_LIBRARY, or the tree's own, or the one that is installed."""
     built = os.path.join(TREE, "build", "libbitroll.so")
-    return built if os.path.exists(built) else "libbitroll.so.0"
+    return os.environ.get("BITROLL_LIBRARY") or (built if os.path.exists(built) else "libbitroll.so.0")
+
+
+def command(*arguments):
+    """Of the command line: $BITROLL, or the tree's own."""
+    return [os.environ.get("BITROLL") or os.path.join(TREE, "build", "bitroll"), *arguments]
 
 
 def text_of(digest):
     """A br_digest as files and summaries print it."""
     return f"{digest.hi:016x}{digest.lo:016x}"
+
+
+def digest_of(text):
+    if len(text) != 32:
+        raise ValueError(f"digest '{text}': expected 32 hex digits")
+    return STRUCTS["br_digest"](hi=int(text[:16], 16), lo=int(text[16:], 16))
 
 
 class Library:
@@ -127,14 +142,22 @@ class Library:
         signatures.update({
             "br_engine_open": (i32, p, ctypes.POINTER(p)), "br_engine_close": (None, engine),
             "br_engine_weights_digest": (digest, engine),
+            "br_base_open": (i32, engine, text, ctypes.POINTER(p)), "br_base_close": (None, p), "br_base_begin": (i32, p),
+            "br_base_find": (i32, p, text, size_out), "br_base_chunk": (i32, p, i64, ctypes.c_uint64, p, size), "br_base_end": (i32, p, digest),
+            "br_base_commit": (i32, p),
             "br_engine_adapter_live_digest": (i32, engine, text, ctypes.POINTER(digest)),
             "br_sampling_default": (STRUCTS["br_sampling"],), "br_submit": (i32, engine, p, ctypes.POINTER(ctypes.c_uint64)),
             "br_poll": (i32, engine, p, i32, ctypes.POINTER(i32), ctypes.POINTER(i32)),
-            "br_request_error": (i32, engine, ctypes.c_uint64, ctypes.POINTER(text)),
+            "br_request_error": (i32, engine, ctypes.c_uint64, ctypes.POINTER(text)), "br_request_versions": (i32, engine, ctypes.c_uint64, p),
             "br_swap_manifest": (i32, engine, text, size_out, ctypes.POINTER(digest)),
             "br_swap_tensor_at": (i32, engine, text, i64, p),
             "br_swap_from_memory": (i32, engine, text, p, i64, p, i64, ctypes.c_uint32, ctypes.POINTER(ctypes.c_int)),
-            "br_swap_commit": (i32, engine, text, i64, ctypes.c_int, ctypes.POINTER(ctypes.c_int)),
+            "br_swap_commit": (i32, engine, text, i64, ctypes.c_int, ctypes.POINTER(ctypes.c_int)), "br_ipc_export": (i32, p, p),
+            "br_job_digest": (i32, text, LINE, p, p), "br_report_free": (None, p),
+        })
+        signatures.update({
+            "br_ledger_create": (i32, text, p, ctypes.POINTER(p)), "br_ledger_resume": (i32, text, p, i64, ctypes.POINTER(p)),
+            "br_ledger_append": (i32, p, p, p), "br_ledger_step_count": (i64, p), "br_ledger_root": (None, p, p), "br_ledger_close": (i32, p),
         })
         for name, (result, *arguments) in signatures.items():
             function = getattr(self.c, name)
@@ -152,6 +175,19 @@ class Library:
     def hash(self, data):
         """The digest of a bytes object, as the engine's files have it."""
         return self.c.br_ops_hash(data, len(data))
+
+    def hash_at(self, address, n):
+        """The same of memory."""
+        return self.c.br_ops_hash(address, n)
+
+    def weights_digest(self, model_dir):
+        """Of a checkpoint's files: what an engine says that has loaded them. Reads every byte."""
+        report = STRUCTS["br_report"]()
+        status = self.c.br_job_digest(os.fsencode(model_dir), LINE(lambda context, line: None), None, ctypes.byref(report))
+        digest = text_of(report.weights_digest)
+        self.c.br_report_free(ctypes.byref(report))
+        self.check(status)
+        return digest
 
     def config(self, model_dir):
         config = STRUCTS["br_config"]()

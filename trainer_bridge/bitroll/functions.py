@@ -2,10 +2,13 @@
 
 Gradients come and go in the dtype of their tensor (bf16 for bf16 values; f32 along the residual stream, see Stream), the C side computes on
 f32. Only inputs are saved; what the backward needs beyond them it computes again from them."""
-import torch
-from torch.autograd import Function
+import functools
 
-from .ops import Stack
+import torch
+
+from . import refusals
+from .node import Op
+from .ops import Host, Stack
 
 F32, BF16, I32 = torch.float32, torch.bfloat16, torch.int32
 
@@ -31,14 +34,12 @@ class Adapter:
         self.b = Stack(ops, n, n_out, rank, shared=shared == "b")
         self.s = torch.full((n,), s, dtype=F32, device=ops.device)
         self.master_a, self.master_b, self.n, self.rank = master_a, master_b, n, rank
+        self.slot = Host(ops.pack("bi_adapter", a=self.a.mat, b=self.b.mat, s=self.s))
 
     def publish(self):
         """Rounds the masters into what the forward reads."""
         self.a.round_from(self.master_a())
         self.b.round_from(self.master_b())
-
-    def struct(self):
-        return dict(a=self.a.mat(), b=self.b.mat(), s=self.s)
 
 
 class Map:
@@ -47,21 +48,22 @@ class Map:
     def __init__(self, weight, adapter=None, name=""):
         self.weight, self.adapter, self.name = weight, adapter, name
 
-    def lora(self, ops, rows, keep):
-        if self.adapter is None:
-            return dict()
-        return dict(slot=ops.array("bi_adapter", [self.adapter.struct()], keep), n_slot=1, row_slot=rows.row_slot)
+    def lora(self, rows):
+        """Its bi_lora: every row's adapter is the one of this map, or none."""
+        return b"" if self.adapter is None else rows.ops.pack("bi_lora", slot=self.adapter.slot, n_slot=1, row_slot=rows.row_slot)
 
     def masters(self):
-        return (None, None) if self.adapter is None else (self.adapter.master_a(), self.adapter.master_b())
+        """What autograd gives gradients to."""
+        if self.adapter is None or not torch.is_grad_enabled():
+            return None, None
+        return self.adapter.master_a(), self.adapter.master_b()
 
 
-def _stack_grads(ops, adapter, keep):
-    """Room for the gradients of one adapter, one of each matrix a map."""
+def _stack_grads(ops, adapter):
+    """Room for the gradients of one adapter, one of each matrix a map, and the bi_grad_adapter that points there."""
     da = torch.empty(adapter.n, adapter.rank, adapter.a.n_in, dtype=F32, device=ops.device)
     db = torch.empty(adapter.n, adapter.b.n_out, adapter.rank, dtype=F32, device=ops.device)
-    keep += [da, db]
-    return da, db
+    return da, db, Host(ops.pack("bi_grad_adapter", da=da, db=db))
 
 
 def _fold(grad, stack, like):
@@ -71,28 +73,27 @@ def _fold(grad, stack, like):
     return grad.reshape(like)
 
 
-class Linear(Function):
+class Linear(Op):
     """Maps of one input x (n_row, n_in), or (n_row, n, n_in) for stacks of n maps: one y of each, bf16 or f32. One op: a single map is
     linear, several are linear_group. The gradients of x add up in f32 in the order of the maps."""
 
     @staticmethod
-    def arguments(rows, map, x, y, y_f32, keep):
-        ops, heads = rows.ops, x.dim() == 3
-        return dict(n_row=rows.n_row, n_head=map.weight.n, x=x, x_ld=x.stride(0), x_head_ld=x.stride(1) if heads else 0,
-                    w=map.weight.mat(), lora=map.lora(ops, rows, keep), y=y, y_ld=y.stride(0), y_head_ld=y.stride(1) if heads else 0,
-                    y_f32=int(y_f32), fault=rows.fault_at(map.name))
+    def fields(rows, map, x, y, y_f32):
+        heads = x.dim() == 3
+        return dict(n_row=rows.n_row, n_head=map.weight.n, x=x, x_ld=x.stride(0), x_head_ld=x.stride(1) if heads else 0, w=map.weight.mat,
+                    lora=map.lora(rows), y=y, y_ld=y.stride(0), y_head_ld=y.stride(1) if heads else 0, y_f32=y_f32,
+                    fault=rows.fault_at(map.name))
 
     @staticmethod
     def forward(ctx, x, rows, maps, y_f32, *masters):
-        ops, keep = rows.ops, []
-        out = [rows.empty(*x.shape[1:-1], m.weight.n_out, dtype=F32 if wide else BF16) for m, wide in zip(maps, y_f32)]
+        ops, out = rows.ops, [rows.empty(*x.shape[1:-1], m.weight.n_out, dtype=F32 if wide else BF16) for m, wide in zip(maps, y_f32)]
         for m in maps:
             assert x.stride(-1) == 1 and x.shape[-1] == m.weight.n_in, (m.name, x.shape, m.weight.n_in)
-        calls = [Linear.arguments(rows, m, x, y, wide, keep) for m, y, wide in zip(maps, out, y_f32)]
+        calls = [Linear.fields(rows, m, x, y, wide) for m, y, wide in zip(maps, out, y_f32)]
         if len(calls) == 1:
             ops.linear(**calls[0])
         else:
-            ops.linear_group(map=ops.array("bi_linear_args", calls, keep), n=len(calls))
+            ops.linear_group(map=Host(b"".join(ops.pack("bi_linear_args", **call) for call in calls)), n=len(calls))
         ctx.save_for_backward(x)
         ctx.rows, ctx.maps = rows, maps
         ctx.shapes = [None if m is None else m.shape for m in masters]
@@ -109,31 +110,32 @@ class Linear(Function):
 
     @staticmethod
     def backward_one(ctx, x, map, dy, shapes, trains):
-        rows, keep, heads, adapter = ctx.rows, [], x.dim() == 3, map.adapter
+        rows, heads, adapter = ctx.rows, x.dim() == 3, map.adapter
         ops, dx = rows.ops, _new(x) if ctx.needs_input_grad[0] else None
-        da, db = _stack_grads(ops, adapter, keep) if trains else (None, None)
+        da, db, slot = _stack_grads(ops, adapter) if trains else (None, None, None)
         ops.grad_linear(
-            n_row=rows.n_row, n_head=map.weight.n, x=x, x_ld=x.stride(0), x_head_ld=x.stride(1) if heads else 0, w=map.weight.mat(),
-            lora=map.lora(ops, rows, keep), dy=dy, dy_ld=dy.stride(0), dy_head_ld=dy.stride(1) if heads else 0, dx=dx,
-            dx_ld=dx.stride(0) if dx is not None else 0, dx_head_ld=dx.stride(1) if heads and dx is not None else 0,
-            slot=ops.array("bi_grad_adapter", [dict(da=da, db=db)], keep) if trains else None)
+            n_row=rows.n_row, n_head=map.weight.n, x=x, x_ld=x.stride(0), x_head_ld=x.stride(1) if heads else 0, w=map.weight.mat,
+            lora=map.lora(rows), dy=dy, dy_ld=dy.stride(0), dy_head_ld=dy.stride(1) if heads else 0, dx=dx,
+            dx_ld=dx.stride(0) if dx is not None else 0, dx_head_ld=dx.stride(1) if heads and dx is not None else 0, slot=slot)
         return (dx, _fold(da, adapter.a, shapes[0]), _fold(db, adapter.b, shapes[1])) if trains else (dx, None, None)
 
 
 def linear_group(rows, maps, x, y_f32=()):
     """The outputs of maps that read one input, in a list; y_f32: the maps whose outputs stay f32."""
-    masters = (master for m in maps for master in m.masters())
-    return list(Linear.apply(x, rows, maps, [m in y_f32 for m in maps], *masters))
+    masters = [master for m in maps for master in m.masters()]
+    return list(Linear.run(x, rows, maps, [m in y_f32 for m in maps], *masters))
 
 
 def linear(rows, map, x, y_f32=False):
-    return Linear.apply(x, rows, [map], [y_f32], *map.masters())[0]
+    return Linear.run(x, rows, [map], [y_f32], *map.masters())[0]
 
 
 # ---- rows ---------------------------------------------------------------------------------------------------------------------
 
 
 def embed(rows, token, table):
+    refusals.forward()  # the first op of every forward
+    rows.ops.check_device(token, table)
     y = rows.empty(table.shape[1])
     rows.ops.embed(n_row=rows.n_row, d_model=table.shape[1], n_vocab=table.shape[0], token=token, table=table, y=y)
     return y
@@ -141,18 +143,23 @@ def embed(rows, token, table):
 
 class Stream:
     """Rows of the residual stream, whose gradient stays f32 from op to op: it is rounded where a branch begins, not at every addition
-    along the depth. data: bf16, which ops read; edge: a tensor of f32 zeros that takes no memory and stands for data in the graph."""
+    along the depth. data: bf16, which ops read; edge: f32 zeros, all in one place of memory, that stand for data in the graph."""
     __slots__ = ("data", "edge")
 
     def __init__(self, data, edge):
         self.data, self.edge = data, edge
 
 
+@functools.cache
+def _zero(device):
+    return torch.zeros((), dtype=F32, device=device)
+
+
 def _edge(like):
-    return torch.zeros((), dtype=F32, device=like.device).expand(like.shape)
+    return _zero(like.device).expand(like.shape)
 
 
-class Enter(Function):
+class Enter(Op):
     @staticmethod
     def forward(ctx, x):
         return _edge(x)
@@ -162,7 +169,7 @@ class Enter(Function):
         return dedge.to(BF16)
 
 
-class Leave(Function):
+class Leave(Op):
     @staticmethod
     def forward(ctx, edge, data):
         return data.view_as(data)
@@ -174,19 +181,19 @@ class Leave(Function):
 
 def enter(x):
     """A bf16 tensor as the stream, or as a row of the bank."""
-    return Stream(x.detach(), Enter.apply(x))
+    return Stream(x.detach(), Enter.run(x))
 
 
 def leave(stream):
     """The stream as a bf16 tensor."""
-    return Leave.apply(stream.edge, stream.data)
+    return Leave.run(stream.edge, stream.data)
 
 
 def _stream(out):
     return Stream(*out)
 
 
-class RmsNorm(Function):
+class RmsNorm(Op):
     """Of a bf16 tensor, or of a stream (x its edge, data its rows)."""
 
     @staticmethod
@@ -209,8 +216,8 @@ class RmsNorm(Function):
 
 def rmsnorm(rows, x, w, eps, name):
     if isinstance(x, Stream):
-        return RmsNorm.apply(x.edge, x.data, w, eps, rows, name)
-    return RmsNorm.apply(x, None, w, eps, rows, name)
+        return RmsNorm.run(x.edge, x.data, w, eps, rows, name)
+    return RmsNorm.run(x, None, w, eps, rows, name)
 
 
 def layernorm(rows, x, w, b, eps, name):
@@ -221,7 +228,7 @@ def layernorm(rows, x, w, b, eps, name):
     return y
 
 
-class Residual(Function):
+class Residual(Op):
     """edge None: the sum of two bf16 tensors, a bf16 tensor; else of a stream's rows `a` and a branch, a stream."""
 
     @staticmethod
@@ -229,7 +236,7 @@ class Residual(Function):
         y = rows.empty(b.shape[1])
         rows.ops.residual(n_row=rows.n_row, d=b.shape[1], a=a, b=b, y=y, fault=rows.fault_at(name))
         ctx.is_stream, ctx.dtype = edge is not None, b.dtype
-        if not ctx.is_stream:
+        if edge is None:
             return y
         ctx.mark_non_differentiable(y)
         return y, _edge(y)
@@ -242,11 +249,11 @@ class Residual(Function):
 
 def residual(rows, a, b, name):
     if isinstance(a, Stream):
-        return _stream(Residual.apply(a.edge, a.data, b, rows, name))
-    return Residual.apply(None, a, b, rows, name)
+        return _stream(Residual.run(a.edge, a.data, b, rows, name))
+    return Residual.run(None, a, b, rows, name)
 
 
-class AttnRes(Function):
+class AttnRes(Op):
     """The mix of the bank's rows and the running sum p: edges first, then as many rows, p's the last."""
 
     @staticmethod
@@ -272,14 +279,14 @@ class AttnRes(Function):
 
 def attnres(rows, bank, p, w, eps, name):
     streams = (*bank, p)
-    return _stream(AttnRes.apply(rows, w, eps, name, *(s.edge for s in streams), *(s.data for s in streams)))
+    return _stream(AttnRes.run(rows, w, eps, name, *(s.edge for s in streams), *(s.data for s in streams)))
 
 
-class Glu(Function):
+class Glu(Op):
     @staticmethod
     def forward(ctx, g, u, rows, act):
         y = rows.empty(g.shape[1])
-        rows.ops.glu(n_row=rows.n_row, d=g.shape[1], g=g, u=u, ld=g.stride(0), act=act, y=y)
+        rows.ops.glu(n_row=rows.n_row, d=g.shape[1], g=g, u=u, ld=g.stride(0), act=rows.ops.pack("bi_act", **act), y=y)
         ctx.save_for_backward(g, u)
         ctx.rows, ctx.act = rows, act
         return y
@@ -288,18 +295,18 @@ class Glu(Function):
     def backward(ctx, dy):
         g, u = ctx.saved_tensors
         dg, du, dy = _new(g), _new(u), _f32(dy)
-        ctx.rows.ops.grad_glu(n_row=ctx.rows.n_row, d=g.shape[1], g=g, u=u, ld=g.stride(0), act=ctx.act, dy=dy, dg=dg, du=du)
+        ctx.rows.ops.grad_glu(n_row=ctx.rows.n_row, d=g.shape[1], g=g, u=u, ld=g.stride(0), act=ctx.rows.ops.pack("bi_act", **ctx.act), dy=dy, dg=dg, du=du)
         return dg, du, None, None
 
 
 def glu(rows, g, u, act):
-    return Glu.apply(g, u, rows, act)
+    return Glu.run(g, u, rows, act)
 
 
 # ---- KDA ----------------------------------------------------------------------------------------------------------------------
 
 
-class Conv(Function):
+class Conv(Op):
     @staticmethod
     def forward(ctx, x, w, rows):
         n_chan, y = x.shape[1], rows.empty(x.shape[1])
@@ -318,10 +325,10 @@ class Conv(Function):
 
 
 def conv(rows, x, w):
-    return Conv.apply(x, w, rows)
+    return Conv.run(x, w, rows)
 
 
-class KdaGate(Function):
+class KdaGate(Op):
     @staticmethod
     def forward(ctx, f, b, a_log, dt_bias, rows, shape):
         a, beta = rows.empty(f.shape[1], dtype=F32), rows.empty(b.shape[1], dtype=F32)
@@ -340,10 +347,10 @@ class KdaGate(Function):
 
 def kda_gate(rows, f, b, a_log, dt_bias, n_head, d, bounded, lower_bound):
     """Decay (n_row, n_head * d) and beta (n_row, n_head), f32."""
-    return KdaGate.apply(f, b, a_log, dt_bias, rows, dict(n_head=n_head, d=d, bounded=bounded, lower_bound=lower_bound))
+    return KdaGate.run(f, b, a_log, dt_bias, rows, dict(n_head=n_head, d=d, bounded=bounded, lower_bound=lower_bound))
 
 
-class Kda(Function):
+class Kda(Op):
     @staticmethod
     def forward(ctx, q, k, v, a, beta, rows, n_head, d, scale, name):
         o = rows.empty(n_head * d, dtype=F32)
@@ -365,10 +372,10 @@ class Kda(Function):
 
 
 def kda(rows, q, k, v, a, beta, n_head, d, scale, name):
-    return Kda.apply(q, k, v, a, beta, rows, n_head, d, scale, name)
+    return Kda.run(q, k, v, a, beta, rows, n_head, d, scale, name)
 
 
-class KdaNorm(Function):
+class KdaNorm(Op):
     @staticmethod
     def forward(ctx, o, gate, w, eps, rows, n_head, d, name):
         y = rows.empty(n_head * d)
@@ -386,7 +393,7 @@ class KdaNorm(Function):
 
 
 def kda_norm(rows, o, gate, w, eps, n_head, d, name):
-    return KdaNorm.apply(o, gate, w, eps, rows, n_head, d, name)
+    return KdaNorm.run(o, gate, w, eps, rows, n_head, d, name)
 
 
 # ---- attention ----------------------------------------------------------------------------------------------------------------
@@ -400,7 +407,7 @@ def latent_store(rows, latent):
     return cache, memory
 
 
-class Attn(Function):
+class Attn(Op):
     """z (n_row, n_head, C) of absorbed queries q (n_row, n_head, C) and their rope part q_r (n_row, n_head, r), over the latent rows
     that `cache` was filled with."""
 
@@ -408,11 +415,11 @@ class Attn(Function):
     def forward(ctx, q, q_r, latent, cache, select, rows, alpha, name):
         z = rows.empty(*q.shape[1:])
         choice = dict(select=select[0], n_select=select[1], select_ld=select[0].stride(0)) if select else {}
-        ctx.args = dict(batch=rows.batch, n_head=q.shape[1], d_kv_latent=q.shape[2], d_rope=q_r.shape[2], q_r_ld=q_r.stride(0),
+        args = dict(batch=rows.batch, n_head=q.shape[1], d_kv_latent=q.shape[2], d_rope=q_r.shape[2], q_r_ld=q_r.stride(0),
                         q_r_head_ld=q_r.stride(1), alpha=alpha, **choice)
-        rows.ops.attn(**ctx.args, q=q, q_r=q_r, cache=cache[0], z=z, fault=rows.fault_at(name))
+        rows.ops.attn(**args, q=q, q_r=q_r, cache=cache[0], z=z, fault=rows.fault_at(name))
         ctx.save_for_backward(q, q_r, latent)
-        ctx.rows = rows
+        ctx.rows, ctx.args = rows, args
         return z
 
     @staticmethod
@@ -425,10 +432,10 @@ class Attn(Function):
 
 def attn(rows, q, q_r, latent, select, alpha, name):
     """select: None (all visible positions), or (ids (n_row, topk), counts (n_row))."""
-    return Attn.apply(q, q_r, latent, latent_store(rows, latent.detach()), select, rows, alpha, name)
+    return Attn.run(q, q_r, latent, latent_store(rows, latent.detach()), select, rows, alpha, name)
 
 
-class AttnGate(Function):
+class AttnGate(Op):
     @staticmethod
     def forward(ctx, o, gate, rows):
         y = rows.empty(o.shape[1])
@@ -446,7 +453,7 @@ class AttnGate(Function):
 
 
 def attn_gate(rows, o, gate):
-    return AttnGate.apply(o, gate, rows)
+    return AttnGate.run(o, gate, rows)
 
 
 def index_select(rows, q, k, w, n_head, d, topk, c, name):
@@ -464,11 +471,11 @@ def index_select(rows, q, k, w, n_head, d, topk, c, name):
 # ---- experts ------------------------------------------------------------------------------------------------------------------
 
 
-class Route(Function):
+class Route(Op):
     @staticmethod
     def forward(ctx, x, rows, w, bias, shape, name):
         expert, p = rows.empty(shape["topk"], dtype=I32), rows.empty(shape["topk"], dtype=F32)
-        rows.ops.route(n_row=rows.n_row, d=x.shape[1], x=x, w=w.mat(), bias=bias, **shape, expert=expert, p=p, fault=rows.fault_at(name))
+        rows.ops.route(n_row=rows.n_row, d=x.shape[1], x=x, w=w.mat, bias=bias, **shape, expert=expert, p=p, fault=rows.fault_at(name))
         ctx.mark_non_differentiable(expert)
         ctx.save_for_backward(x, expert)
         ctx.rows, ctx.w, ctx.shape = rows, w, shape
@@ -478,54 +485,48 @@ class Route(Function):
     def backward(ctx, _, dp):
         x, expert = ctx.saved_tensors
         dx, dp = _new(x), _f32(dp)
-        ctx.rows.ops.grad_route(n_row=ctx.rows.n_row, d=x.shape[1], x=x, w=ctx.w.mat(), expert=expert, **ctx.shape, dp=dp, dx=dx)
+        ctx.rows.ops.grad_route(n_row=ctx.rows.n_row, d=x.shape[1], x=x, w=ctx.w.mat, expert=expert, **ctx.shape, dp=dp, dx=dx)
         return dx.to(x.dtype), None, None, None, None, None
 
 
 def route(rows, x, w, bias, topk, renormalize, scale, name):
     """The chosen experts (n_row, topk), ascending, and their probabilities."""
-    return Route.apply(x, rows, w, bias, dict(n_expert=w.n_out, topk=topk, renormalize=renormalize, scale=scale), name)
+    return Route.run(x, rows, w, bias, dict(n_expert=w.n_out, topk=topk, renormalize=renormalize, scale=scale), name)
 
 
-class Experts(Function):
+class Experts(Op):
     @staticmethod
     def forward(ctx, x, expert, rows, maps, act, name, *masters):
         w1, w3, w2 = (m.weight for m in maps)
-        y, keep = rows.empty(expert.shape[1], x.shape[1]), []
-        ctx.args = dict(n_row=rows.n_row, d=x.shape[1], d_ff=w1.n_out, n_expert=w1.n, topk=expert.shape[1], w1=w1.mat(), w3=w3.mat(),
-                        w2=w2.mat(), n_slot=1, row_slot=rows.row_slot, act=act)
-        rows.ops.experts(**ctx.args, **Experts.adapters(rows.ops, maps, keep), x=x, expert=expert, y=y, fault=rows.fault_at(name))
+        y = rows.empty(expert.shape[1], x.shape[1])
+        args = dict(n_row=rows.n_row, d=x.shape[1], d_ff=w1.n_out, n_expert=w1.n, topk=expert.shape[1], w1=w1.mat, w3=w3.mat, w2=w2.mat,
+                    n_slot=1, row_slot=rows.row_slot, act=rows.ops.pack("bi_act", **act), x=x, expert=expert)
+        if maps[0].adapter is not None:
+            args.update((f"lora{i}", m.adapter.slot) for i, m in zip((1, 3, 2), maps))
+        rows.ops.experts(**args, y=y, fault=rows.fault_at(name))
         ctx.save_for_backward(x, expert)
-        ctx.rows, ctx.maps = rows, maps
+        ctx.rows, ctx.maps, ctx.args = rows, maps, args
         return y
-
-    @staticmethod
-    def adapters(ops, maps, keep):
-        if maps[0].adapter is None:
-            return {}
-        return {f"lora{i}": ops.array("bi_adapter", [m.adapter.struct()], keep) for i, m in zip((1, 3, 2), maps)}
 
     @staticmethod
     def backward(ctx, dy):
         x, expert = ctx.saved_tensors
-        rows, maps, keep = ctx.rows, ctx.maps, []
-        ops, dx, dy = rows.ops, _new(x), _f32(dy)
+        ops, dx, dy = ctx.rows.ops, _new(x), _f32(dy)
         grads, slots = [], {}
-        if maps[0].adapter is not None and any(ctx.needs_input_grad[6:]):
-            for i, m in zip((1, 3, 2), maps):
-                da, db = _stack_grads(ops, m.adapter, keep)
-                slots[f"slot{i}"] = ops.array("bi_grad_adapter", [dict(da=da, db=db)], keep)
+        if any(ctx.needs_input_grad[6:]):
+            for i, m in zip((1, 3, 2), ctx.maps):
+                da, db, slots[f"slot{i}"] = _stack_grads(ops, m.adapter)
                 grads += [da, db]
-        ops.grad_experts(**ctx.args, **Experts.adapters(ops, maps, keep), x=x, expert=expert, dy=dy, dx=dx, **slots)
+        ops.grad_experts(**ctx.args, dy=dy, dx=dx, **slots)
         return dx.to(x.dtype), None, None, None, None, None, *(grads or [None] * (len(ctx.needs_input_grad) - 6))
 
 
 def experts(rows, x, expert, maps, act, name):
     """maps: w1, w3, w2, stacks of all experts; y (n_row, topk, d)."""
-    return Experts.apply(x, expert, rows, maps, act, name, *(t for m in maps for t in m.masters()))
+    return Experts.run(x, expert, rows, maps, act, name, *(t for m in maps for t in m.masters()))
 
 
-class Combine(Function):
+class Combine(Op):
     @staticmethod
     def forward(ctx, e, p, rows):
         y = rows.empty(e.shape[2])
@@ -543,32 +544,34 @@ class Combine(Function):
 
 
 def combine(rows, e, p):
-    return Combine.apply(e, p, rows)
+    return Combine.run(e, p, rows)
 
 
 # ---- head ---------------------------------------------------------------------------------------------------------------------
 
 
-class Score(Function):
+class Score(Op):
     @staticmethod
-    def forward(ctx, x, rows, w, token, temperature, name):
-        out = [rows.empty(dtype=F32) for _ in range(3)]
-        rows.ops.score(n_row=rows.n_row, d=x.shape[1], n_vocab=w.n_out, x=x, w=w.mat(), token=token, temperature=temperature,
+    def forward(ctx, x, rows, w, token, temperature, name, entropy):
+        out = [rows.empty(dtype=F32), rows.empty(dtype=F32), rows.empty(dtype=F32) if entropy else None]
+        rows.ops.score(n_row=rows.n_row, d=x.shape[1], n_vocab=w.n_out, x=x, w=w.mat, token=token, temperature=temperature,
                        logprob=out[0], logprob_raw=out[1], entropy=out[2], fault=rows.fault_at(name))
         ctx.save_for_backward(x, token, temperature)
         ctx.rows, ctx.w = rows, w
-        ctx.mark_non_differentiable(out[1], out[2])
+        ctx.mark_non_differentiable(*(one for one in out[1:] if one is not None))
         return tuple(out)
 
     @staticmethod
     def backward(ctx, dlogprob, _raw, _entropy):
         x, token, temperature = ctx.saved_tensors
         dx, dlogprob = _new(x), _f32(dlogprob)
-        ctx.rows.ops.grad_score(n_row=ctx.rows.n_row, d=x.shape[1], n_vocab=ctx.w.n_out, x=x, w=ctx.w.mat(), token=token,
+        ctx.rows.ops.grad_score(n_row=ctx.rows.n_row, d=x.shape[1], n_vocab=ctx.w.n_out, x=x, w=ctx.w.mat, token=token,
                                 temperature=temperature, dlogprob=dlogprob, dx=dx)
-        return dx.to(x.dtype), None, None, None, None, None
+        return dx.to(x.dtype), None, None, None, None, None, None
 
 
-def score(rows, x, w, token, temperature, name="the head"):
-    """Log-probs of the given tokens at each row's temperature, the same at temperature 1, entropies. The first carries gradient."""
-    return Score.apply(x, rows, w, token, temperature, name)
+def score(rows, x, w, token, temperature, name="the head", entropy=True):
+    """Log-probs of the given tokens at each row's temperature, the same at temperature 1, entropies, None unless wanted: without them a GPU
+    takes a faster way. The first carries gradient."""
+    rows.ops.check_device(token, temperature)
+    return Score.run(x, rows, w, token, temperature, name, entropy)

@@ -1,12 +1,10 @@
 """The rollout engine in this process: texts sampled token by token, and adapters that change between two steps."""
 import ctypes
 import os
-import struct
-
-import torch
 
 from . import abi
-from .names import PEFT_PREFIX
+from .digests import digest_of_bits, weights_digest
+from .values import each_on_host, in_order, on_host, settled
 
 INITIAL, RESYNC = abi.CONSTANTS["BR_SWAP_INITIAL"], abi.CONSTANTS["BR_SWAP_RESYNC"]
 DRAIN = abi.CONSTANTS["BR_SWAP_DRAIN"]
@@ -15,10 +13,32 @@ POLL_MAX = 4096
 
 
 class Sample:
-    """A prompt and what was sampled behind it. logprob: the bits of binary32 numbers, one a sampled token."""
+    """A prompt and what was sampled behind it. logprob: the bits of binary32 numbers, one a sampled token; until they are released only
+    their digest is here. certified: one weight version from the first prompt token on."""
 
     def __init__(self, uid, sample, prompt):
-        self.uid, self.sample, self.prompt, self.tokens, self.logprob, self.stop = uid, sample, list(prompt), [], [], None
+        self.uid, self.sample, self.prompt, self.tokens, self.logprob = uid, sample, list(prompt), [], []
+        self.adapter = self.stop = self.digest = self.version_begin = self.version_end = None
+        self.certified = False
+
+
+def sampling_of(library, fields):
+    """The library's defaults with some fields changed."""
+    setting = library.c.br_sampling_default()
+    known = {name for name, _ in setting._fields_}
+    for name, value in fields.items():
+        if name not in known:
+            raise TypeError(f"sampling has no field '{name}'")
+        setattr(setting, name, value)
+    return setting
+
+
+def check_release(held, texts, certificates):
+    strangers = [f"{t.uid}, sample {t.sample}" for t in texts if t.tokens and t not in held]
+    if strangers:
+        raise ValueError(f"{strangers[0]}: not a text that waits for its certificate")
+    if len(texts) != len(certificates):
+        raise ValueError(f"{len(certificates)} certificates for {len(texts)} texts")
 
 
 class Engine:
@@ -32,7 +52,8 @@ class Engine:
             source.name, source.dir = self.text(self.keep[-2]), self.text(self.keep[-1])
         made = abi.STRUCTS["br_engine_options"](n_adapter=len(adapters), swap_rank=swap_rank, swap_alpha=swap_alpha, **options)
         made.model_dir, made.backend, made.adapter = self.text(self.keep[0]), self.text(self.keep[1]), ctypes.addressof(sources)
-        self.library, self.handle = library, ctypes.c_void_p()
+        self.library, self.model_dir, self.held, self.handle = library, model_dir, {}, ctypes.c_void_p()
+        self.reads_gpu = backend == "cuda"
         library.check(library.c.br_engine_open(ctypes.byref(made), ctypes.byref(self.handle)))
 
     @staticmethod
@@ -42,6 +63,9 @@ class Engine:
     def close(self):
         self.library.c.br_engine_close(self.handle)
         self.handle = None
+
+    def contract_digest(self):
+        return self.library.contract_digest()
 
     def weights_digest(self):
         return abi.text_of(self.library.c.br_engine_weights_digest(self.handle))
@@ -54,46 +78,81 @@ class Engine:
 
     # ---- sampling ------------------------------------------------------------------------------------------------------------
 
-    def submit(self, text, adapter, seed, **sampling):
-        setting = self.library.c.br_sampling_default()
-        for name, value in sampling.items():
-            setattr(setting, name, value)
-        prompt, uid, name = (ctypes.c_int32 * len(text.prompt))(*text.prompt), text.uid.encode(), adapter.encode()
-        request = abi.STRUCTS["br_request"](n_prompt=len(text.prompt), sample=text.sample, seed=seed, sampling=setting)
-        request.uid, request.adapter, request.prompt = self.text(uid), self.text(name), ctypes.addressof(prompt)
-        number = ctypes.c_uint64()
-        self.library.check(self.library.c.br_submit(self.handle, ctypes.byref(request), ctypes.byref(number)))
-        return number.value
+    def generate(self, texts, adapter, seed, certify=True, **sampling):
+        """Fills the texts. certify: log-probs are kept until `release`."""
+        held = {text: [] for text in texts}
+        for text in texts:
+            text.adapter = adapter
 
-    def generate(self, texts, adapter, seed, **sampling):
-        """Fills the texts."""
-        waiting, running, errors = list(reversed(texts)), {}, []
+        def take(text, token):
+            if token.token >= 0:
+                text.tokens.append(token.token)
+                held[text].append(token.logprob)
+            if token.last:
+                text.stop, text.digest = token.stop, digest_of_bits(self.library, held[text])
+                self.take_versions(text, token.request)
+        self.run([(t, dict(prompt=t.prompt, uid=t.uid, sample=t.sample, adapter=adapter, seed=seed, **sampling)) for t in texts], take)
+        self.held.update(held)
+        if not certify:
+            self.release(texts, [text.digest for text in texts])
+
+    def release(self, texts, certificates):
+        """The log-probs of texts, once the digests of the caller's own bits are here."""
+        check_release(self.held, texts, certificates)
+        for text in texts:
+            text.logprob = self.held.pop(text)
+
+    def score(self, texts, adapter, temperature):
+        """Bits of the log-probs of each text's tokens behind its prompt, under an adapter; "base" or None: without one. Not under an adapter
+        whose texts wait for their certificates, so that no score can be one."""
+        adapter = adapter or "base"
+        if any((text.adapter or "base") == adapter for text in self.held):
+            raise abi.Error(abi.CONSTANTS["BR_E_LIMIT"], "certifying requests of this adapter are not released: nothing is scored under it before")
+        found = [[] for _ in texts]
+
+        def take(i, token):
+            if token.token >= 0:
+                found[i].append(token.logprob)
+        self.run([(i, dict(prompt=t.prompt + t.tokens, uid=t.uid, sample=t.sample, adapter=adapter, seed=0, score_from=len(t.prompt),
+                           temperature=temperature)) for i, t in enumerate(texts) if t.tokens], take)
+        return found
+
+    def run(self, requests, take):
+        """requests: (owner, arguments of submit). take(owner, token) for each token that comes; raises the first error at the end."""
+        waiting, running, errors = list(reversed(requests)), {}, []
         tokens, n, done = (abi.STRUCTS["br_token"] * POLL_MAX)(), ctypes.c_int32(), ctypes.c_int32()
         while waiting or running:
-            self.submit_some(waiting, running, adapter, seed, sampling)
+            self.submit_some(waiting, running)
             self.library.check(self.library.c.br_poll(self.handle, tokens, POLL_MAX, ctypes.byref(n), ctypes.byref(done)))
             for token in tokens[: n.value]:
-                text = running[token.request]
-                if token.token >= 0:
-                    text.tokens.append(token.token)
-                    text.logprob.append(token.logprob)
+                take(running[token.request], token)
                 if token.last:
-                    text.stop = token.stop
                     del running[token.request]
                     errors += self.error_of(token)
         if errors:
             raise errors[0]
 
-    def submit_some(self, waiting, running, adapter, seed, sampling):
+    def submit_some(self, waiting, running):
         """As many as the engine holds at once; the rest when some have ended."""
         while waiting:
+            owner, arguments = waiting[-1]
             try:
-                running[self.submit(waiting[-1], adapter, seed, **sampling)] = waiting[-1]
+                running[self.submit(**arguments)] = owner
             except abi.Error as error:
                 if error.status != abi.CONSTANTS["BR_E_LIMIT"] or not running:
                     raise
                 return
             waiting.pop()
+
+    def submit(self, prompt, uid, sample, adapter, seed, score_from=0, **sampling):
+        setting = sampling_of(self.library, sampling)
+        ids, uid, name = (ctypes.c_int32 * len(prompt))(*prompt), uid.encode(), adapter.encode()
+        request = abi.STRUCTS["br_request"](n_prompt=len(prompt), sample=sample, seed=seed, sampling=setting)
+        request.uid, request.adapter, request.prompt = self.text(uid), self.text(name), ctypes.addressof(ids)
+        request.score_from = score_from
+        number = ctypes.c_uint64()
+        self.library.check(self.library.c.br_submit(self.handle, ctypes.byref(request), ctypes.byref(number)))
+        return number.value
 
     def error_of(self, token):
         """The error that ended a request, in a list; empty when none did."""
@@ -103,7 +162,14 @@ class Engine:
         status = self.library.c.br_request_error(self.handle, token.request, ctypes.byref(sentence))
         return [abi.Error(status, sentence.value.decode())]
 
-    # ---- adapters that change ------------------------------------------------------------------------------------------------
+    def take_versions(self, text, request):
+        versions = abi.STRUCTS["br_versions"]()
+        self.library.check(self.library.c.br_request_versions(self.handle, request, ctypes.byref(versions)))
+        runs = versions.run[: versions.n_run]
+        text.certified = bool(versions.certified)
+        text.version_begin, text.version_end = (runs[0].version, runs[-1].version) if runs else (-1, -1)
+
+    # ---- weights that change -------------------------------------------------------------------------------------------------
 
     def manifest(self, adapter):
         """{PEFT name: shape} of a version's tensors, in order."""
@@ -115,30 +181,32 @@ class Engine:
             shapes[bytes(tensor.name).split(b"\0")[0].decode()] = (tensor.n_row, tensor.n_col)
         return shapes
 
-    def swap(self, adapter, version, tensors, flags=0):
-        """A version from this process's memory, live when the call returns. tensors: {PEFT name: bf16}."""
-        shapes = self.manifest(adapter)
-        if set(shapes) != set(tensors):
-            raise KeyError(f"{len(tensors)} tensors: the engine's adapter has {len(shapes)}, not in both: {sorted(set(shapes) ^ set(tensors))[:3]}")
-        for key, shape in shapes.items():
-            if tensors[key].dtype != torch.bfloat16 or tuple(tensors[key].shape) != shape:
-                raise ValueError(f"{key}: {tensors[key].dtype} {tuple(tensors[key].shape)}: expected torch.bfloat16 {shape}")
-        values = [tensors[key].contiguous().cpu() for key in shapes]
+    def swap(self, adapter, version, tensors, flags=0, at_prepared=lambda: None):
+        """A version from this process's memory, live when the call returns. tensors: {PEFT name: bf16}, which an engine on cuda reads where
+        they lie. at_prepared: called between the two phases. Returns the digest of the live memory."""
+        values = in_order(self.manifest(adapter), tensors)
+        values = settled(values) if self.reads_gpu else on_host(values)
         addresses, answer = (ctypes.c_void_p * len(values))(*(v.data_ptr() for v in values)), ctypes.c_int()
         c, name = self.library.c, adapter.encode()
         self.library.check(c.br_swap_from_memory(self.handle, name, addresses, len(values), None, version, flags, ctypes.byref(answer)))
+        at_prepared()
         self.library.check(c.br_swap_commit(self.handle, name, version, DRAIN, ctypes.byref(answer)))
         if answer.value != COMMITTED:
             raise RuntimeError(f"version {version} of {adapter}: not committed, answer {answer.value}")
+        return self.live_digest(adapter)
 
-
-def adapter_digest(library, names, tensors, settings):
-    """The digest of an adapter by lora/lora_digest.h, of bf16 tensors in the order of a manifest (A, then B, map by map)."""
-    stream, names = b"", list(names)
-    for name_a, name_b in zip(names[::2], names[1::2]):
-        module = name_a[len(PEFT_PREFIX) : -len(".lora_A.weight")]
-        stream += module.encode() + b"\0" + struct.pack("<iid", settings.rank, int(settings.rslora), settings.alpha)
-        for name in (name_a, name_b):
-            one = library.hash(tensors[name].contiguous().cpu().view(torch.uint8).numpy().tobytes())
-            stream += struct.pack("<QQ", one.lo, one.hi)
-    return abi.text_of(library.hash(stream))
+    def swap_base(self, version, tensors):
+        """All tensors of the checkpoint, {Hugging Face name: tensor}, in place of the base weights. Versions of the base count from 1."""
+        values, c, check = each_on_host(tensors), self.library.c, self.library.check
+        base, number = ctypes.c_void_p(), ctypes.c_int64()
+        check(c.br_base_open(self.handle, os.fsencode(self.model_dir), ctypes.byref(base)))
+        try:
+            check(c.br_base_begin(base))
+            for name, value in values.items():
+                check(c.br_base_find(base, name.encode(), ctypes.byref(number)))
+                check(c.br_base_chunk(base, number, 0, value.data_ptr(), value.nbytes))
+            check(c.br_base_end(base, abi.digest_of(weights_digest(self.library, values))))
+            check(c.br_base_commit(base))
+        finally:
+            c.br_base_close(base)
+        return self.weights_digest()

@@ -20,7 +20,7 @@ class LowRank(nn.Module):
 
     def __init__(self, settings, n_out, n_in, n=None):
         super().__init__()
-        lead = () if n is None else (n,)
+        self.settings, lead = settings, () if n is None else (n,)
         device = settings.ops.device
         self.linear_in, self.linear_out = nn.Module(), nn.Module()
         a = torch.empty(*lead, settings.rank, n_in, device=device)
@@ -147,8 +147,23 @@ class AbsorbedLinear(Maps):
         return [m.adapter for m in (self.uk, self.uv) if m.adapter]
 
 
+ROUNDS_TO_INF = float.fromhex("0x1.ffp127")  # the least f32 whose bf16 is infinite
+
+
+def check_masters(model):
+    """Every master must stay finite as bf16."""
+    masters = [(name, p.detach()) for name, p in model.named_parameters() if p.requires_grad]
+    if not masters:
+        return
+    largest = torch.stack(torch._foreach_norm([p for _, p in masters], float("inf"))).tolist()
+    for (name, _), value in zip(masters, largest):
+        if not value < ROUNDS_TO_INF:
+            raise FloatingPointError(f"{name}: its largest entry is {value}: expected finite numbers, nothing was published")
+
+
 def publish(model):
     """Every adapter of a model: masters rounded into what forwards read. No forward may be under way."""
+    check_masters(model)
     for module in model.modules():
         if isinstance(module, Maps):
             module.publish()

@@ -28,6 +28,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 
+from . import functions, refusals
 from .blocks import vector
 from .lora import frozen
 from .model import Below, Layer, mix_weight
@@ -45,10 +46,18 @@ def initialize(backend):
         dist.init_process_group("gloo" if backend == "oracle" else "nccl", store=dist.HashStore(), rank=0, world_size=1)
     if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_model_parallel(1, 1)
+    refusals.megatron(parallel_state)
     if backend == "cuda":  # the stock head, which OutputLayer replaces, is filled from this generator
         megatron_random.model_parallel_cuda_manual_seed(1)
     if backend == "oracle":
         without_gpu()
+
+
+def shut_down():
+    """Before the process ends; NCCL complains of a group that is left."""
+    if dist.is_initialized():
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()
 
 
 def without_gpu():
@@ -72,11 +81,14 @@ class MegatronLayer(Layer, TransformerLayer):
     def forward(self, hidden_states, context=None, packed_seq_params=None, **_):
         rows = packed_seq_params.bitroll_rows
         bank = () if context is None else tuple(rows.fn.enter(row) for row in context.unbind(0))
-        p, bank = Layer.forward(self, rows, rows.fn.enter(hidden_states[:, 0]), bank)
+        p, after = Layer.forward(self, rows, rows.fn.enter(hidden_states[:, 0]), bank)
+        if len(after) > len(bank):
+            row = rows.fn.leave(after[-1]).unsqueeze(0)
+            context = row if context is None else torch.cat((context, row))
         if self.layer_number == self.shape.n_layer and self.has_bank:
             rows.layer = self.shape.n_layer
-            p = rows.show("res_attn", rows.fn.attnres(rows, bank, p, self.output_attn_res, self.shape.norm_eps, "output_attn_res"))
-        return rows.fn.leave(p).unsqueeze(1), torch.stack([rows.fn.leave(row) for row in bank]) if bank else None
+            p = rows.show("res_attn", rows.fn.attnres(rows, after, p, self.output_attn_res, self.shape.norm_eps, "output_attn_res"))
+        return rows.fn.leave(p).unsqueeze(1), context
 
     def sharded_state_dict(self, prefix="", sharded_offsets=(), metadata=None):
         """The masters of the adapters: a LoRA run's checkpoint names the frozen base by its digest and does not copy it."""
@@ -123,9 +135,9 @@ class OutputLayer(nn.Module):
 
 
 def logprob_head(hidden_states, output_layer, labels, packed_seq_params, context, **_):
-    """GPTModel's output processor: (log-prob, log-prob at temperature 1, entropy), each (n_row)."""
+    """GPTModel's output processor: (log-prob, log-prob at temperature 1, entropy or None), each (n_row)."""
     rows = packed_seq_params.bitroll_rows
-    out = rows.fn.score(rows, hidden_states[:, 0], output_layer.stack, labels[0].to(torch.int32), context["temperature"])
+    out = rows.fn.score(rows, hidden_states[:, 0], output_layer.stack, labels[0].to(torch.int32), **context)
     if rows.trace:
         rows.trace.logprob(out[0])
     return out
@@ -142,9 +154,10 @@ def transformer_config(config, backend, recompute):
 
 
 class BitrollModel(GPTModel):
-    """settings: ops and adapters; checkpoint: the base. Every parameter but the adapters' masters is frozen."""
+    """settings: ops and adapters; checkpoint: the base. Every parameter but the adapters' masters is frozen. fn: what computes, see
+    Rows."""
 
-    def __init__(self, settings, config, checkpoint, recompute=False):
+    def __init__(self, settings, config, checkpoint, recompute=False, fn=functions):
         ops, current = settings.ops, CurrentRows()
         megatron = transformer_config(config, ops.backend, recompute)
         layer = ModuleSpec(MegatronLayer, params=dict(settings=settings, model_config=config, checkpoint=checkpoint))
@@ -156,22 +169,22 @@ class BitrollModel(GPTModel):
         self.pre_process = self.decoder.pre_process = True  # the stock embedding and head would be built only to be replaced
         self.embedding = Embedding(checkpoint["model.embed_tokens.weight"].to(ops.device), current, recompute)
         self.output_layer = OutputLayer(ops, checkpoint["lm_head.weight"])
-        self.ops, self.current, self.model_config = ops, current, config
+        self.ops, self.current, self.model_config, self.fn = ops, current, config, fn
 
-    def log_probs(self, token, packed, target, temperature, slot=0, trace=None):
+    def log_probs(self, token, packed, target, temperature, slot=0, trace=None, entropy=True):
         """token, target (n_row) ids; packed: PackedSeqParams of the same rows; temperature (n_row) f32; slot: of every row, or (n_row) with
-        -1 for base rows. (log-prob, log-prob at temperature 1, entropy), each (n_row). With cu_seqlens_q_padded the rows between sequences
+        -1 for base rows. (log-prob, log-prob at temperature 1, entropy or None), each (n_row). With cu_seqlens_q_padded the rows between sequences
         are left out of the forward and come back as 0."""
         keep = unpadded_rows(packed, token.numel())
         if keep is not None:
             keep = keep.to(token.device)
             inner = [t[keep] if isinstance(t, torch.Tensor) and t.dim() else t for t in (token, target, temperature, slot)]
-            out = self.log_probs(inner[0], tight(packed), inner[1], inner[2], inner[3], trace)
-            return tuple(torch.zeros(token.numel(), dtype=t.dtype, device=t.device).index_copy(0, keep, t) for t in out)
-        rows = packed.bitroll_rows = self.current.rows = Rows(self.ops, packed.cu_seqlens_q.tolist(), token.numel(), slot)
+            out = self.log_probs(inner[0], tight(packed), *inner[1:], trace, entropy)
+            return tuple(t if t is None else torch.zeros(token.numel(), dtype=t.dtype, device=t.device).index_copy(0, keep, t) for t in out)
+        rows = packed.bitroll_rows = self.current.rows = Rows(self.ops, packed.cu_seqlens_q.tolist(), token.numel(), slot, self.fn)
         rows.trace = trace(rows) if trace else None
         return self(input_ids=token.unsqueeze(0), position_ids=None, attention_mask=None, labels=target.unsqueeze(0), packed_seq_params=packed,
-                    output_processor=logprob_head, output_processor_context=dict(temperature=temperature))
+                    output_processor=logprob_head, output_processor_context=dict(temperature=temperature, entropy=entropy))
 
 
 def pack(lengths, padded=None):

@@ -4,11 +4,10 @@ import os
 
 import torch
 
-from .tensors import read_safetensors
+from . import refusals
 from .lora import AbsorbedLinear, ExpertLinear, FusedLinear, LoraLinear
 from .names import PEFT_PREFIX, checkpoint_module
-
-DTYPE_NAME = {torch.bfloat16: "BF16", torch.float32: "F32", torch.uint8: "U8"}
+from .tensors import read_safetensors, write_safetensors
 
 
 def adapters(model, prefix=""):
@@ -28,9 +27,11 @@ def adapters(model, prefix=""):
 def live(model):
     """{LowRank: (A, B)}: the bf16 values that forwards read, A (n, rank, n_in) and B (n, n_out, rank), n = 1 for a single map."""
     found = {}
-    for module in model.modules():
+    for name, module in model.named_modules():
         if isinstance(module, AbsorbedLinear) and module.adapters():
             uk, uv = module.uk.adapter, module.uv.adapter
+            if not torch.equal(uk.b.unpack().transpose(1, 2).view(torch.int16), uv.a.unpack().view(torch.int16)):
+                raise RuntimeError(f"{name}: the two packed forms of A differ, and forwards read both")
             b = torch.cat((uk.a.unpack().transpose(1, 2), uv.b.unpack()), 1)  # rows of each head: d_nope, then d_v
             found[module.adapter] = uv.a.unpack(), b.reshape(1, -1, uv.rank)
         elif isinstance(module, FusedLinear):
@@ -52,24 +53,6 @@ def exported(model, prefix=""):
     return sorted(tensors.items())
 
 
-def write_safetensors(path, tensors):
-    """tensors: (name, tensor), written in this order; the file appears whole or not at all."""
-    header, at = {}, 0
-    for name, tensor in tensors:
-        n = tensor.numel() * tensor.element_size()
-        header[name] = dict(dtype=DTYPE_NAME[tensor.dtype], shape=list(tensor.shape), data_offsets=[at, at + n])
-        at += n
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path + ".part", "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for _, tensor in tensors:
-            file.write(tensor.detach().contiguous().cpu().view(torch.uint8).numpy().tobytes())
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(path + ".part", path)
-
-
 def save(model, settings, folder, prefix=""):
     os.makedirs(folder, exist_ok=True)
     tensors = exported(model, prefix)
@@ -83,10 +66,17 @@ def save(model, settings, folder, prefix=""):
 
 
 def load(model, folder, prefix=""):
-    """Fills the masters; every adapter of the model must be there and no other, of the model's rank. publish() makes them live."""
+    """Fills the masters; every adapter of the model must be there and no other, of the model's rank and alpha. publish() makes them
+    live."""
+    with open(os.path.join(folder, "adapter_config.json"), encoding="utf-8") as file:
+        config = json.load(file)
+    refusals.adapter(config)
     tensors = read_safetensors(os.path.join(folder, "adapter_model.safetensors"))
     with torch.no_grad():
         for name, low, e in adapters(model, prefix):
+            if (config["r"], config["lora_alpha"]) != (low.settings.rank, low.settings.alpha):
+                raise ValueError(f"{folder}: rank {config['r']}, alpha {config['lora_alpha']}: expected {low.settings.rank} and "
+                                 f"{low.settings.alpha:g}")
             for part, master in (("lora_A", low.linear_in.weight), ("lora_B", low.linear_out.weight)):
                 key = f"{PEFT_PREFIX}{name}.{part}.weight"
                 if key not in tensors:

@@ -1,47 +1,55 @@
 """The rows of one forward: sequences packed one after the other, each from its position 0."""
-import ctypes
+import itertools
 
 import torch
 
 from . import abi, functions
+from .ops import Host
 
 PAGE_TOKENS = abi.CONSTANTS["BR_PAGE_TOK"]
 
 
 class Rows:
     """cu_seqlens: [0, n_0, n_0 + n_1, ..]; n_row: rows in all, of which those behind the last sequence are padding. slot: adapter slot
-    of every row, or a tensor (n_row) int32 with -1 for base rows."""
+    of every row, or a tensor (n_row) int32 with -1 for base rows. fn: what computes, one function an op under the names of functions.py
+    (float64.py, rehash.py and torch_ops.py have others)."""
 
-    fn = functions  # what computes: one function an op (float64.py has the same names)
-
-    def __init__(self, ops, cu_seqlens, n_row=None, slot=0):
+    def __init__(self, ops, cu_seqlens, n_row=None, slot=0, fn=functions):
         cu = [int(c) for c in cu_seqlens]
         lengths = [b - a for a, b in zip(cu, cu[1:])]
         if min(lengths, default=1) < 1 or cu[0] != 0:
             raise ValueError(f"sequences of {lengths} rows from row {cu[0]}: expected at least one row each, from row 0")
-        self.ops, self.n_seq, self.lengths = ops, len(lengths), lengths
+        self.ops, self.fn, self.n_seq, self.lengths = ops, fn, len(lengths), lengths
         self.n_row = cu[-1] if n_row is None else n_row
         if self.n_row < cu[-1]:
             raise ValueError(f"{cu[-1]} rows in sequences: expected at most {self.n_row}")
-        self.seg = self._int32([v for i, n in enumerate(lengths) for v in (i, cu[i], n, 0)])
-        self.row_seg = self._int32([i for i, n in enumerate(lengths) for _ in range(n)] + [-1] * (self.n_row - cu[-1]))
         blocks = [(n + PAGE_TOKENS - 1) // PAGE_TOKENS for n in lengths]
-        self.first_block = self._int32([sum(blocks[:i]) for i in range(self.n_seq)])
         self.n_block = sum(blocks)
-        self.batch = abi.STRUCTS["bi_batch"](self.n_row, self.n_seq, max(lengths, default=0), max(lengths, default=1) - 1,
-                                             self.seg.data_ptr(), self.row_seg.data_ptr())
+        seg = [v for i, n in enumerate(lengths) for v in (i, cu[i], n, 0)]
+        row_seg = torch.full((self.n_row,), -1, dtype=torch.int32)
+        row_seg[: cu[-1]] = torch.repeat_interleave(torch.arange(self.n_seq, dtype=torch.int32), torch.tensor(lengths, dtype=torch.int64))
+        first_block = [0, *itertools.accumulate(blocks[:-1])]
+        self.seg, self.row_seg, self.first_block = self._upload(torch.tensor(seg, dtype=torch.int32), row_seg,
+                                                                torch.tensor(first_block, dtype=torch.int32))
+        self.batch = Host(ops.pack("bi_batch", n_row=self.n_row, n_seg=self.n_seq, seg_row_max=max(lengths, default=0),
+                             pos_max=max(lengths, default=1) - 1, seg=self.seg, row_seg=self.row_seg))
         self.row_slot = slot if isinstance(slot, torch.Tensor) else torch.full((self.n_row,), slot, dtype=torch.int32, device=ops.device)
+        ops.check_device(self.row_slot)
         self.fault = torch.zeros(self.n_row, dtype=torch.int32, device=ops.device)
         self.stage = ["no fault"]  # names of the codes in fault
         self.trace, self.layer = None, -1  # called with (stage, layer, pieces, count) at the points that `dump --stage-hash` names
 
-    def _int32(self, values):
-        return torch.tensor(values, dtype=torch.int32).to(self.ops.device)
+    def _upload(self, *parts):
+        """int32 arrays on the ops' device, in one copy that a GPU's queue is not drained for."""
+        whole = torch.cat(parts)
+        if self.ops.device.type == "cuda":
+            whole = whole.pin_memory().to(self.ops.device, non_blocking=True)
+        return whole.split([len(p) for p in parts])
 
     def fault_at(self, name):
         """The fault argument of an op: rows that go wrong there say so in check_faults."""
         self.stage.append(name)
-        return dict(row=self.fault, code=len(self.stage) - 1)
+        return self.ops.pack("bi_fault", row=self.fault, code=len(self.stage) - 1)
 
     def check_faults(self):
         bad = torch.nonzero(self.fault)
@@ -59,11 +67,11 @@ class Rows:
     def cache(self, block_bytes):
         """Fresh pages for one layer: a bi_cache, and the memory to keep."""
         memory = torch.empty(self.n_block * block_bytes, dtype=torch.uint8, device=self.ops.device)
-        return dict(base=memory, block_bytes=block_bytes, first=self.first_block), memory
+        return self.ops.pack("bi_cache", base=memory, block_bytes=block_bytes, first=self.first_block), memory
 
     def state(self, seq_bytes):
         memory = torch.empty(self.n_seq * seq_bytes, dtype=torch.uint8, device=self.ops.device)
-        return dict(base=memory, seq_bytes=seq_bytes), memory
+        return self.ops.pack("bi_state", base=memory, seq_bytes=seq_bytes), memory
 
     def empty(self, *shape, dtype=torch.bfloat16):
         return torch.empty(self.n_row, *shape, dtype=dtype, device=self.ops.device)

@@ -1,11 +1,14 @@
-"""A checkpoint folder's tensors by their names in the file, mapped, not read: safetensors."""
+"""Tensors in files, safetensors: a checkpoint folder's by their names, mapped, not read; and files written anew."""
 import json
 import mmap
 import os
 
 import torch
 
+from .names import MODEL_PREFIX
+
 DTYPE = {"BF16": torch.bfloat16, "F32": torch.float32, "U8": torch.uint8}
+DTYPE_NAME = {dtype: name for name, dtype in DTYPE.items()}
 
 
 class Checkpoint:
@@ -20,7 +23,7 @@ class Checkpoint:
         self.tensors = {}
         for shard in shards:
             self.tensors.update(read_safetensors(os.path.join(model_dir, shard)))
-        self.prefix = "language_model." if any(name.startswith("language_model.") for name in self.tensors) else ""
+        self.prefix = MODEL_PREFIX if any(name.startswith(MODEL_PREFIX) for name in self.tensors) else ""
 
     def __getitem__(self, name):
         """By the name behind the prefix of multimodal checkpoints."""
@@ -53,3 +56,21 @@ def read_safetensors(path):
         flat = torch.frombuffer(mapped, dtype=dtype, count=count, offset=8 + n_header + begin) if count else torch.empty(0, dtype=dtype)
         tensors[name] = flat.view(entry["shape"])
     return tensors
+
+
+def write_safetensors(path, tensors):
+    """tensors: (name, tensor), written in this order; the file appears whole or not at all."""
+    header, at = {}, 0
+    for name, tensor in tensors:
+        n = tensor.numel() * tensor.element_size()
+        header[name] = dict(dtype=DTYPE_NAME[tensor.dtype], shape=list(tensor.shape), data_offsets=[at, at + n])
+        at += n
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path + ".part", "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, tensor in tensors:
+            file.write(tensor.detach().contiguous().cpu().view(torch.uint8).numpy().tobytes())
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(path + ".part", path)

@@ -1,0 +1,20 @@
+/* job_report: filling a br_report. Layer: engine. */
+#ifndef JOB_REPORT_H
+#define JOB_REPORT_H
+
+#include "parity.h"
+
+enum { REPORTED_ERRORS_MAX = 100 }; /* requests that are listed; the others are only counted */
+
+/* Adds a line to report->text. */
+br_status report_line(br_report *report, const char *format, ...) __attribute__((format(printf, 2, 3)));
+br_status report_histogram(br_report *report, const int64_t bucket[PARITY_BUCKET_COUNT]); /* a line a bucket that is not empty */
+/* Sets report->summary. */
+br_status report_summary(br_report *report, const char *format, ...) __attribute__((format(printf, 2, 3)));
+double report_clock(void); /* seconds of a clock that only rises */
+/* Names one producer: verb, backend and a nonce that no other run has. */
+void report_stamp(char stamp[ROLLOUT_STAMP_BYTES], const char *verb, const char *backend);
+/* Reports progress; BR_E_ABORTED when the watcher wants to stop. */
+br_status report_progress(const br_watch *watch, const char *what, int64_t done, int64_t total);
+
+#endif

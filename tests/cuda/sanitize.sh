@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# sanitize.sh RUNNER [TOOL ...]: every suite of bitroll_cuda_tests under compute-sanitizer's memcheck, synccheck, initcheck and racecheck.
+# Exit 1 when one reports something. SUITE_SECONDS cuts a suite that is slow under a tool [600], which counts as a report. Six at once.
+#
+# racecheck orders accesses by whole-block barriers; it follows neither mbarriers that another warp or an asynchronous copy arrives at nor,
+# behind a barrier of part of a block, the whole-block barrier after it. What it reports of the pairs below is such a hand-over, read and
+# judged; every other pair is an error.
+#   nvjet_*                                cuBLASLt's kernels, in the self-test of the backend: tensor copies, barriers of a cluster
+#   softmax -> mix, mix_wide               bi_attnres.cu: __syncthreads between them, named barriers before
+#   copy16 -> ldmatrix2, ldmatrix4         bi_experts_pipe.cuh: cp.async.mbarrier.arrive on `full`; back over `empty`
+#   kda_rows8 -> kda_load_keys             bi_kda_prefill.cu: `full`
+#   kda_run_stage -> kda_prepare           bi_kda_prefill.cu: `empty`
+#   fused_join, fused_score -> fused_value bi_attn_fused.cuh: `m_full`, `sum_full`; back over `p_empty`
+#   fused_join -> fused_join               bi_attn_fused.cuh: m of the block before, `m_full`
+set -euo pipefail
+
+runner=$1
+shift
+[ $# -gt 0 ] || set -- memcheck synccheck initcheck racecheck
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+
+# The pairs of one report that are not in the list above.
+unknown_pairs() {
+    awk '
+        function judge() {
+            if (pair != "" && pair !~ /nvjet_/ && pair !~ /softmax.* mix/ && pair !~ /copy16.*ldmatrix/ && pair !~ /ldmatrix.*copy16/ &&
+                pair !~ /kda_rows8.*kda_load_keys/ && pair !~ /kda_run_stage.*kda_prepare/ && pair !~ /fused_(join|score).*fused_value/ &&
+                pair !~ /fused_join.*fused_join/)
+                print pair
+            pair = ""
+        }
+        /Race reported/ { judge(); pair = $0; next }
+        /^=========     and/ { pair = pair " " $0; next }
+        { judge() }
+        END { judge() }' "$1"
+}
+
+one() {
+    local tool=$1 suite=$2 status=0 found='' log=$logs/$2.$1 options=(--print-limit 20 --error-exitcode 9)
+    [ "$tool" != racecheck ] || options=(--print-limit 100000 --racecheck-report analysis)
+    CK_TIMEOUT_MULTIPLIER=100 timeout "${SUITE_SECONDS:-600}" compute-sanitizer --tool "$tool" "${options[@]}" "$runner" "$suite" >"$log" 2>&1 ||
+        status=$?
+    [ "$tool" != racecheck ] || found=$(unknown_pairs "$log")
+    printf '%-10s %-13s exit %d, %s%s\n' "$tool" "$suite" "$status" "$(grep -h SUMMARY "$log" | tail -n 1 | tr -d =)" "${found:+; unknown pairs:}"
+    [ -z "$found" ] || printf '%s\n' "$found" | head -n 20
+    [ "$status" -eq 0 ] || grep -v 'Host Frame\|Race reported\|     and' "$log" | head -n 40
+    [ "$status" -eq 0 ] && [ -z "$found" ]
+}
+export -f one unknown_pairs
+export runner logs
+
+suites=$(sed -n 's/^SUITE(\(.*\))$/\1/p' "$(dirname "$0")/cuda_suites.h")
+for tool in "$@"; do
+    for suite in $suites; do
+        printf '%s %s\n' "$tool" "$suite"
+    done
+done | xargs -P 6 -L 1 bash -c 'one "$0" "$1"'

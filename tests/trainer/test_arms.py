@@ -1,0 +1,56 @@
+"""Control arms: each has one thing wrong on purpose, and the meters say so at the step at which it begins, and not before."""
+import unittest
+
+import rl_rig
+import torch
+from bitroll.rl import arms, expand
+from bitroll.tensors import Checkpoint
+
+
+class Arms(unittest.TestCase):
+    def flagged(self, arm, n):
+        """k3 of the steps, which of them are flagged, and the steps."""
+        r = rl_rig.Parts(arm=arm, heldout=dict(prompts=0))
+        steps = r.run(n)
+        r.close()
+        self.assertFalse(r.arm.stops)
+        return [s.k3 for s in steps], [not s.is_exact for s in steps], steps
+
+    def test_a_merged_adapter(self):
+        """While B is zero the merged base is the base, and bf16 experts give the bits of MXFP4 ones."""
+        k3, flags, _ = self.flagged("M1", 3)
+        self.assertEqual(flags, [False, True, True])
+        self.assertEqual(k3[0], 0.0)
+        self.assertTrue(k3[1] > 0 and k3[2] > 0)
+
+    def test_linear_maps_of_torch(self):
+        k3, flags, steps = self.flagged("M2", 2)
+        self.assertEqual(flags, [True, True])
+        self.assertTrue(all(k > 0 for k in k3))
+        self.assertTrue(all(s.digest_rollout == s.digest_trainer for s in steps))  # the adapters are the same: it is the arithmetic
+
+    def test_a_stale_adapter(self):
+        k3, flags, steps = self.flagged("M3", 4)
+        self.assertEqual(flags, [False, False, True, True])
+        self.assertEqual(k3[:2], [0.0, 0.0])
+        self.assertTrue(k3[2] > 0 and k3[3] > 0)
+        self.assertEqual([s.digest_rollout for s in steps[2:]], [s.digest_trainer for s in steps[1:3]])
+
+    def test_merging(self):
+        a, b, w = torch.randn(2, 8).bfloat16(), torch.randn(4, 2).bfloat16(), torch.randn(4, 8).bfloat16()
+        checkpoint = type("Held", (), dict(tensors={"m.weight": w, "other": w}))
+        names = {"base_model.model.m.lora_A.weight": a, "base_model.model.m.lora_B.weight": b}
+        made = arms.merged(checkpoint, names, 2.0)
+        self.assertTrue(torch.equal(made["m.weight"], (w.float() + 2.0 * (b.float() @ a.float())).bfloat16()))
+        self.assertIs(made["other"], w)
+        self.assertTrue(torch.equal(arms.merged(checkpoint, {**names, "base_model.model.m.lora_B.weight": b * 0}, 2.0)["m.weight"], w))
+
+    def test_experts_in_bf16(self):
+        packed = Checkpoint(rl_rig.rig.checkpoint("pico")[0])
+        wide = dict(expand.tensors_of(packed))
+        self.assertEqual(len(wide), len(packed.tensors) - sum(name.endswith(expand.SCALE) for name in packed.tensors))
+        self.assertFalse([name for name in wide if name.endswith((expand.PACKED, expand.SCALE))])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,171 @@
+"""A trainer killed with SIGKILL at each place of a step and started again ends as one that was never killed: the same adapter, the same rows,
+the same root of the ledger. The worker lives on, and a new one does as well."""
+import json
+import os
+import signal
+import unittest
+
+import rig
+import rl_rig
+from bitroll.rl import metrics, resume
+
+STEP = 1  # of three: one checkpoint stands before it
+SMALL = dict(batch=dict(prompts=4, samples=4, prompt_tokens=[3, 30]), heldout=dict(prompts=0))
+
+
+def ended(out):
+    """What two runs that are the same have in common."""
+    with open(os.path.join(out, "adapter", "adapter_model.safetensors"), "rb") as file:
+        adapter = file.read()
+    rows = metrics.read(os.path.join(out, "metrics.csv"))
+    return adapter, [{c: r[c] for c in metrics.REPEATABLE} for r in rows]
+
+
+class Killed(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.whole = os.path.join(rig.PLACE, "whole")
+        worker = rl_rig.Worker("whole.sock")
+        status, said, error = rl_rig.train(rl_rig.config("whole", **SMALL), cls.whole, "--rollout", worker.address)
+        worker.close()
+        assert status == 0, said + error
+
+    def killed_and_resumed(self, place, new_worker=False, step=STEP):
+        out = os.path.join(rig.PLACE, f"{place}-{step}")
+        worker = rl_rig.Worker(place + ".sock")
+        path = rl_rig.config(place, **SMALL, die_at=dict(step=step, place=place))
+        status, said, error = rl_rig.train(path, out, "--rollout", worker.address)
+        self.assertEqual(status, -signal.SIGKILL, said + error)
+        self.assertFalse(os.path.exists(os.path.join(out, "adapter")))
+        if new_worker:
+            worker.close()
+            worker = rl_rig.Worker(place + "-new.sock")
+        status, said, error = rl_rig.train(rl_rig.config(place, **SMALL), out, "--rollout", worker.address, "--resume")
+        worker.close()
+        self.assertEqual(status, 0, said + error)
+        adapter, rows = ended(self.whole)
+        self.assertEqual(ended(out)[1], rows)  # the ledger's links among them
+        self.assertEqual(ended(out)[0], adapter)
+
+    def test_in_the_rollout(self):
+        self.killed_and_resumed("rollout")
+
+    def test_in_the_backward(self):
+        self.killed_and_resumed("backward")
+
+    def test_between_prepared_and_commit(self):
+        self.killed_and_resumed("prepared")
+
+    def test_after_the_commit(self):
+        self.killed_and_resumed("committed")
+
+    def test_after_the_update_before_the_checkpoint(self):
+        self.killed_and_resumed("before_checkpoint")
+
+    def test_before_any_checkpoint(self):
+        self.killed_and_resumed("backward", step=0)
+
+    def test_worker_lost_as_well(self):
+        self.killed_and_resumed("committed", new_worker=True, step=2)
+
+
+class Folder(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.parts = rl_rig.Parts()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.parts.close()
+
+    def saved(self, name):
+        folder = os.path.join(rig.PLACE, name)
+        resume.save(folder, self.parts.policy, 3, {})
+        return folder
+
+    def test_a_process_killed_while_it_replaces_the_folder_leaves_one_that_loads(self):
+        folder = self.saved("kept")
+        os.rename(folder, folder + ".old")  # between the two renames
+        os.makedirs(folder + ".part")
+        self.assertEqual(resume.load(folder, self.parts.policy), (3, {}))
+        self.assertEqual([n for n in os.listdir(rig.PLACE) if n.startswith("kept")], ["kept"])
+
+    def test_no_folder_is_no_step(self):
+        self.assertIsNone(resume.load(os.path.join(rig.PLACE, "none"), self.parts.policy))
+
+    def test_another_base_is_refused(self):
+        folder = self.saved("other")
+        path = os.path.join(folder, resume.RUN)
+        with open(path, encoding="ascii") as file:
+            run = json.load(file)
+        with open(path, "w", encoding="ascii") as file:
+            json.dump({**run, "base_digest": "0" * 32}, file)
+        with self.assertRaisesRegex(ValueError, "made on base weights 0{32}, these are"):
+            resume.load(folder, self.parts.policy)
+
+    def test_no_process_is_started_to_write(self):
+        """After MPI has started none may be forked."""
+        self.saved("alone")
+        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+            self.assertEqual(file.read(), "")
+
+    def test_settings_of_another_run_are_refused_by_the_ledger(self):
+        out = os.path.join(rig.PLACE, "again")
+        self.assertEqual(rl_rig.train(rl_rig.config("again", **SMALL, steps=2), out)[0], 0)
+        status, _, error = rl_rig.train(rl_rig.config("again", **SMALL, steps=3, seed=2), out, "--resume")
+        self.assertEqual(status, 2, error)
+        self.assertIn("ledger.h5", error)
+
+    def two_steps(self, name, *arguments, **changes):
+        """(folder, what a trainer of two steps ended with)."""
+        out = os.path.join(rig.PLACE, name)
+        return out, rl_rig.train(rl_rig.config(name, **{**SMALL, **changes}, steps=2), out, *arguments)
+
+    def refused(self, said, status, error, sentence):
+        self.assertEqual(status, 2, said + error)
+        self.assertNotIn("Traceback", error)
+        self.assertRegex(error, "train: .*" + sentence)
+
+    def test_a_run_is_not_written_over(self):
+        out, (status, _, error) = self.two_steps("proved")
+        self.assertEqual(status, 0, error)
+        with open(os.path.join(out, "ledger.h5"), "rb") as file:
+            before = file.read()
+        status, said, error = self.two_steps("proved", "--seed", "2")[1]
+        self.refused(said, status, error, "ledger.h5: there already: expected --resume")
+        os.rename(os.path.join(out, "checkpoint"), os.path.join(out, "elsewhere"))  # as one that was killed before the first checkpoint
+        status, said, error = self.two_steps("proved", "--seed", "2", "--resume")[1]
+        self.refused(said, status, error, "ledger.h5: cannot resume: its config digest")
+        with open(os.path.join(out, "ledger.h5"), "rb") as file:
+            self.assertEqual(file.read(), before)
+
+    def test_texts_that_do_not_fit_end_the_run_in_a_sentence(self):
+        status, said, error = self.two_steps("long", batch=dict(prompts=4, samples=4, prompt_tokens=[60, 60], max_tok=64))[1]
+        self.refused(said, status, error, r"step 0: texts may get \d+ tokens long, expected at most batch.max_tok \(64\)")
+
+    def test_a_worker_lost_in_a_step_ends_the_run_in_a_sentence(self):
+        worker = rl_rig.Worker("lost.sock")
+        with rl_rig.started(rl_rig.config("lost", **SMALL, steps=1000), os.path.join(rig.PLACE, "lost"), "--rollout", worker.address) as trainer:
+            next(line for line in trainer.stdout if line.startswith("step 0"))
+            worker.close()
+            said, error = trainer.communicate(timeout=60)
+        self.refused(said, trainer.returncode, error, "peer")
+
+    def test_a_damaged_checkpoint_is_named(self):
+        for name, cut in (("optimizer.pt", 100), (os.path.join("masters", "__0_0.distcp"), 100), (resume.RUN, 0)):
+            with self.subTest(name):
+                folder = self.saved("damaged")
+                os.truncate(os.path.join(folder, name), cut)
+                with self.assertRaisesRegex(resume.Failed, "damaged: cannot be read as a checkpoint of this run: "):
+                    resume.load(folder, self.parts.policy)
+
+    def test_a_checkpoint_that_cannot_be_written_is_named(self):
+        place = os.path.join(rig.PLACE, "no-folder")
+        with open(place, "w", encoding="ascii"):
+            pass
+        with self.assertRaisesRegex(resume.Failed, "cannot be written: .*Not a directory"):
+            resume.save(os.path.join(place, "checkpoint"), self.parts.policy, 1, {})
+
+
+if __name__ == "__main__":
+    unittest.main()

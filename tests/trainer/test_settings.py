@@ -1,0 +1,144 @@
+"""Settings of a run: every key known, typed and in range, and each refusal one sentence that names the key; micro-batches and metrics."""
+import csv
+import os
+import tempfile
+import unittest
+
+import rig  # noqa: F401 puts the package on the path
+from bitroll.refusals import Refused
+from bitroll.rl import bars, metrics
+from bitroll.rl import settings as run_settings
+from bitroll.rl.episodes import Episode, micro_batches
+
+
+class Settings(unittest.TestCase):
+    def test_defaults_are_the_issue_s(self):
+        s = run_settings.Settings({})
+        self.assertEqual((s.arm, s.lora["r"], s.lora["lora_alpha"], s.objective.clip), ("E", 32, 64.0, [0.8, 1.28]))
+        self.assertEqual((s.optimizer.lr, s.optimizer.betas, s.optimizer.warmup_steps, s.optimizer.clip_norm), (1e-3, [0.9, 0.95], 5, 1.0))
+        self.assertEqual((s.micro_tokens, s.objective.mini_batches, s.die_at), ([300, 1100], 1, None))
+
+    def test_what_is_wrong_is_named(self):
+        for found, sentence in (
+                ({"stepps": 3}, "stepps: no such key, expected one of arm, seed"),
+                ({"optimizer": {"beta": 1}}, "optimizer.beta: no such key"),
+                ({"steps": "3"}, "steps: expected an integer of 1 to 1000000, found '3'"),
+                ({"steps": True}, "steps: expected an integer"),
+                ({"steps": 0}, "steps: expected an integer of 1"),
+                ({"sampling": {"top_p": 0.0}}, "sampling.top_p: expected a number"),
+                ({"sampling": {"temperature": float("nan")}}, "sampling.temperature: expected a number"),
+                ({"sampling": []}, "sampling: expected a mapping"),
+                ({"objective": {"clip": [1.28, 0.8]}}, "objective.clip: the first is above the second"),
+                ({"objective": {"clip": 0.2}}, "objective.clip: expected two numbers"),
+                ({"arm": "M4"}, "arm: expected one of E, M1, M2, M3, found 'M4'"),
+                ({"batch": {"prompts": 2}, "objective": {"mini_batches": 3}}, "objective.mini_batches: expected at most batch.prompts"),
+                ({"batch": {"max_tok": 8}, "sampling": {"max_new": 8}}, "sampling.max_new: expected less than"),
+                ({"die_at": {"step": 1}}, "die_at.place: is missing"),
+                ({"lora": {"rank": 8}}, "lora.rank: expected it left out, the rank is r"),
+                ({"lora": {"target_modules": ["q_proj"]}}, "lora.target_modules: expected it left out"),
+                ({"die_at": {"step": 1, "place": "lunch"}}, "die_at.place: expected one of rollout")):
+            with self.subTest(sentence), self.assertRaisesRegex(run_settings.Invalid, "^" + sentence):
+                run_settings.Settings(found)
+
+    def test_refusals_reach_the_settings(self):
+        for found, sentence in (({"lora": {"lora_dropout": 0.1}}, "lora_dropout"), ({"lora": {"use_dora": True}}, "DoRA"),
+                                ({"lora": {1: 2, "alpha_of": 3}}, "1 is 2"),
+                                ({"lora": {"init_lora_weights": "pissa"}}, "init_lora_weights"),
+                                ({"parallel": {"tensor": 2}}, "tensor parallel size 2")):
+            with self.subTest(sentence), self.assertRaisesRegex(Refused, sentence):
+                run_settings.Settings(found)
+
+    def test_what_is_chained_says_what_a_step_is_and_not_when_the_run_ends(self):
+        plain = run_settings.Settings({"steps": 4})
+        dying = run_settings.Settings({"steps": 9, "die_at": {"step": 1, "place": "backward"}})
+        self.assertEqual(plain.text, dying.text)
+        self.assertNotEqual(plain.text, run_settings.Settings({"seed": 2}).text)
+        self.assertEqual(run_settings.Settings(run_settings.yaml.safe_load(plain.echo)).text, plain.text)
+
+    def test_a_file(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+            file.write("seed: 3\nsteps: 7\n")
+            file.flush()
+            s = run_settings.load(file.name, steps=2, arm=None)
+            self.assertEqual((s.seed, s.steps, s.arm), (3, 2, "E"))
+            file.write("a: [\n")
+            file.flush()
+            with self.assertRaisesRegex(run_settings.Invalid, "not YAML"):
+                run_settings.load(file.name)
+
+    def test_files_that_say_something_else_than_they_seem_to(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "f.yaml")
+
+            def load(text):
+                with open(path, "wb") as file:
+                    file.write(text)
+                return run_settings.load(path)
+            for text, sentence in ((b"steps: 3\nsteps: 5\n", "a key stands twice in the mapping that begins in line 1"),
+                                   (b"false\n", "expected a mapping, found bool"), (b"[]\n", "expected a mapping, found list"),
+                                   (b"a: " + b"[" * 5000, "not YAML: maximum recursion"), (b"\xff\xfe", "not YAML: .*decode"),
+                                   (b"steps: " + b"9" * 5000, "not YAML: ")):
+                with self.subTest(sentence), self.assertRaisesRegex(run_settings.Invalid, path + ": " + ".*" + sentence):
+                    load(text)
+            self.assertEqual(load(b"optimizer: {lr: 1e-3}\n").optimizer.lr, 1e-3)  # to YAML 1.1 that is a text
+            self.assertEqual(load(b"optimizer: &o {lr: 0.5}\n").optimizer.lr, 0.5)
+            self.assertEqual(load(b"").steps, 20)
+
+
+class Batches(unittest.TestCase):
+    def test_every_text_once_and_no_batch_over_its_room(self):
+        lengths = [30 + 7 * (i % 11) for i in range(100)] + [2000]
+        for step in range(5):
+            batches = micro_batches(lengths, [300, 1100], 1, step, "update")
+            self.assertEqual(sorted(i for b in batches for i in b), list(range(101)))
+            self.assertTrue(all(sum(lengths[i] for i in b) <= 1100 or len(b) == 1 for b in batches))
+
+    def test_they_are_of_the_counter_alone(self):
+        lengths = [50] * 40
+        first = micro_batches(lengths, [300, 1100], 1, 0, "update")
+        self.assertEqual(first, micro_batches(lengths, [300, 1100], 1, 0, "update"))
+        others = [micro_batches(lengths, [300, 1100], *c) for c in ((2, 0, "update"), (1, 1, "update"), (1, 0, "again"))]
+        self.assertTrue(all(other != first for other in others))
+
+    def test_an_episode_s_turns(self):
+        e = Episode("u", 0, 0, [5, 6])
+        e.next_turn().tokens = [7, 8]
+        e.end_turn()
+        e.reply([9])
+        second = e.next_turn()
+        self.assertEqual((second.uid, second.prompt), ("u turn 1", [5, 6, 7, 8, 9]))
+        second.tokens = [10]
+        e.end_turn()
+        self.assertEqual((e.tokens, e.mask, e.n_row), ([7, 8, 9, 10], [1, 1, 0, 1], 5))
+        self.assertEqual(e.split(["a", "b", "c"]), [["a", "b"], ["c"]])
+
+
+class Metrics(unittest.TestCase):
+    def test_rows_behind_a_checkpoint_are_cut(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "metrics.csv")
+            table = metrics.Table(path)
+            for step in range(3):
+                table.append(dict.fromkeys(metrics.COLUMNS, 0.5) | dict(step=step, heldout_accuracy=None))
+            table.close()
+            with open(path, "a", encoding="ascii") as file:
+                file.write("3,0.5,0.")  # a process that died in the middle
+            metrics.Table(path, 2).close()
+            self.assertEqual([r["step"] for r in metrics.read(path)], ["0", "1"])
+            self.assertEqual(metrics.read(path)[1]["heldout_accuracy"], "")
+            with self.assertRaisesRegex(ValueError, "expected rows of steps 0 to 3, found 2 rows"):
+                metrics.Table(path, 4)
+            with open(path, encoding="ascii") as file:
+                self.assertEqual(next(csv.reader(file)), list(metrics.COLUMNS))
+
+    def test_bars_can_be_missed(self):
+        def met(rows, kinds, share):
+            return [is_met for _, is_met in bars.lines([dict(step=str(i), differ_from_base_share=d, digest_trainer=digest, zero_spread_share=z)
+                                                        for i, (d, digest, z) in enumerate(rows)], kinds, share)]
+        self.assertEqual(met([("0", "a", "0.5"), ("1", "b", "0.5")], dict(w1=True), 1.0), [True] * 6)
+        self.assertEqual(met([("0.1", "a", "0.7"), ("0.9", "a", "0.7")], dict(w1=True, w2=False), 0.8), [False] * 6)
+        self.assertEqual(met([("", "a", "0.5"), ("", "b", "0.5")], dict(w1=True), 1.0), [True] * 4)
+
+
+if __name__ == "__main__":
+    unittest.main()

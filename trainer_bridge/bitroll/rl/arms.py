@@ -1,0 +1,105 @@
+"""How the rollout's weights come to be. E is the product; the others are controls, each with one thing wrong on purpose, that a meter which
+works must flag."""
+import torch
+
+from .. import functions
+from ..digests import NOTHING
+from ..names import PEFT_PREFIX
+from ..torch_ops import TorchLinear
+
+
+class Exact:
+    """E: the very values that the trainer's forward reads."""
+    name, adapter, stops = "E", "policy", True
+    has_adapter = True  # the rollout has one: its digest can be compared, and with it off there is the base
+
+    def __init__(self, engine, policy, rollout_base):
+        self.engine, self.policy, self.rollout_base = engine, policy, rollout_base
+
+    @staticmethod
+    def functions():
+        """What computes the rows of the trainer's model."""
+        return functions
+
+    def sync(self, number, tensors, flags, at_prepared):
+        """The weights that step `number` rolls out with; bytes that were sent."""
+        return self.send(number, tensors, flags, at_prepared)
+
+    def send(self, version, tensors, flags, at_prepared):
+        self.engine.swap(self.adapter, version, tensors, flags, at_prepared=at_prepared)
+        return size_of(tensors)
+
+    def live_digest(self):
+        return self.engine.live_digest(self.adapter)
+
+    def state(self):
+        """What a resumed run needs of the arm, as tensors by name."""
+        return {}
+
+    def restore(self, state):
+        pass
+
+
+class Merged(Exact):
+    """M1: s B A is added to the base's weights, rounded to bf16, and the rollout runs without an adapter. The engine's checkpoint has its
+    experts in bf16 (bitroll.rl.expand)."""
+    name, adapter, stops, has_adapter = "M1", "base", False, False
+
+    def sync(self, number, tensors, flags, at_prepared):
+        if not number:  # version 0 is the base as it was loaded, and B is zero there
+            return 0
+        whole = merged(self.rollout_base, tensors, self.policy.lora.s)
+        self.engine.swap_base(number, whole)
+        return size_of(whole)
+
+    def live_digest(self):
+        return NOTHING
+
+
+class TorchOps(Exact):
+    """M2: the trainer's linear maps are torch's own, in bf16."""
+    name, stops = "M2", False
+
+    @staticmethod
+    def functions():
+        return TorchLinear()
+
+
+class Stale(Exact):
+    """M3: from step 2 on the rollout runs on the adapter of one step before."""
+    name, stops = "M3", False
+
+    def __init__(self, *parts):
+        super().__init__(*parts)
+        self.before = {}
+
+    def sync(self, number, tensors, flags, at_prepared):
+        stale = number >= 2
+        n_byte = self.send(number - stale, self.before if stale else tensors, flags, at_prepared)
+        self.before = {name: t.clone() for name, t in tensors.items()}
+        return n_byte
+
+    def state(self):
+        return self.before
+
+    def restore(self, state):
+        self.before = state
+
+
+ARMS = {arm.name: arm for arm in (Exact, Merged, TorchOps, Stale)}
+
+
+def size_of(tensors):
+    return sum(t.numel() * t.element_size() for t in tensors.values())
+
+
+def merged(checkpoint, tensors, s):
+    """{checkpoint name: tensor}: W + s B A in f32, rounded once to bf16; what has no adapter is handed on."""
+    made = dict(checkpoint.tensors)
+    for name, a in tensors.items():
+        if not name.endswith(".lora_A.weight"):
+            continue
+        module = name[len(PEFT_PREFIX) : -len(".lora_A.weight")]
+        b, w = tensors[f"{PEFT_PREFIX}{module}.lora_B.weight"].float(), checkpoint.tensors[module + ".weight"]
+        made[module + ".weight"] = (w.float() + s * (b @ a.float()).to(w.device)).to(torch.bfloat16)
+    return made

@@ -1,0 +1,37 @@
+"""What a finished run must show: that it learned, and that the adapter which was certified has an effect. From the rows of its metrics and
+the model as it ended."""
+from .. import peft
+
+ROUTED = ("w1", "w2", "w3")
+
+
+def moved(model):
+    """({kind of map: is some B not zero}, share of the routed experts whose three B are all not zero)."""
+    live, kinds, experts = peft.live(model), {}, {}
+    for name, low, e in peft.adapters(model):
+        has = bool(live[low][1][e or 0].any())
+        kind = name.split(".")[-1]
+        kinds[kind] = kinds.get(kind, False) or has
+        if e is not None:
+            expert = name.rsplit(".", 1)[0]
+            experts[expert] = experts.get(expert, True) and has
+    return kinds, sum(experts.values()) / max(1, len(experts))
+
+
+def lines(rows, kinds, expert_share):
+    """(text, is met) of each bar. rows: of metrics.csv, as text."""
+    def share(values):
+        return sum(values) / max(1, len(values))
+    based = [float(r["differ_from_base_share"]) for r in rows if r["differ_from_base_share"]]
+    digests = [r["digest_trainer"] for r in rows]
+    still = [r["step"] for r, before in zip(rows[1:], digests) if r["digest_trainer"] == before]
+    dead, spread = sorted(k for k, has in kinds.items() if not has), share([float(r["zero_spread_share"]) for r in rows])
+    found = [
+        (f"the adapter's digest changed at each step after the first: {'yes' if not still else 'not at steps ' + ', '.join(still)}", not still),
+        (f"B is not zero in {len(kinds) - len(dead)} of {len(kinds)} kinds of maps{': not in ' + ', '.join(dead) if dead else ''}", not dead),
+        (f"B is not zero in {100 * expert_share:.1f} % of the routed experts, expected 90", expert_share >= 0.9),
+        (f"groups without spread: {100 * spread:.1f} %, expected at most 60", spread <= 0.6)]
+    if based:
+        found = [(f"at step 0, where B is zero, {100 * based[0]:.2f} % of the log-probs differ from the base's, expected 0", based[0] == 0.0),
+                 (f"at the last step {100 * based[-1]:.2f} % differ from the base's, expected 99", based[-1] >= 0.99)] + found
+    return found

@@ -1,0 +1,93 @@
+"""A training run on disk: masters through Megatron's dist_checkpointing, the optimizer's state, what the arm keeps, and how many steps are
+done. The folder is replaced as a whole: at every moment either the old one or the new one can be read."""
+import contextlib
+import json
+import os
+import queue
+import shutil
+
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+# Megatron starts a process for a queue even where it writes in this one; after MPI has started, no process may be forked.
+filesystem_async._results_queue = queue.SimpleQueue()
+
+METADATA = dict(non_homogeneous_layers=True)
+RUN = "run.json"
+
+
+def masters(model):
+    return model.sharded_state_dict(metadata=METADATA)
+
+
+def sync_folder(folder):
+    """What lies below reaches the disk before the folder's new name does."""
+    for place, _, files in os.walk(folder):
+        for name in [os.path.join(place, f) for f in files] + [place]:
+            handle = os.open(name, os.O_RDONLY)
+            os.fsync(handle)
+            os.close(handle)
+
+
+class Failed(ValueError):
+    """A checkpoint that cannot be written, is damaged, or is of another run; one sentence."""
+
+
+@contextlib.contextmanager
+def told(what):
+    """A full disk and a damaged file show as any exception of what writes or reads there, one of which is no Exception."""
+    try:
+        yield
+    except Failed:
+        raise
+    except (Exception, CheckpointException) as error:
+        why = (str(error).strip() or type(error).__name__).splitlines()[-1]
+        raise Failed(f"{what}: {why}") from error
+
+
+def save(folder, policy, n_step, kept):
+    """n_step: steps that are done; kept: tensors of the arm."""
+    part, old = folder + ".part", folder + ".old"
+    with told(f"{folder}: cannot be written"):
+        recover(folder)
+        os.makedirs(os.path.join(part, "masters"))
+        dist_checkpointing.save(masters(policy.model), os.path.join(part, "masters"))
+        torch.save(dict(optimizer=policy.optimizer.state_dict(), kept=kept), os.path.join(part, "optimizer.pt"))
+        with open(os.path.join(part, RUN), "w", encoding="ascii") as file:
+            json.dump(dict(n_step=n_step, base_digest=policy.base_digest), file)
+        sync_folder(part)
+        if os.path.exists(folder):
+            os.rename(folder, old)
+        os.rename(part, folder)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def recover(folder):
+    """After a process was killed: what it was writing is dropped; between the two renames the old folder gets its name back."""
+    part, old = folder + ".part", folder + ".old"
+    shutil.rmtree(part, ignore_errors=True)
+    if os.path.exists(old) and not os.path.exists(folder):
+        os.rename(old, folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def load(folder, policy):
+    """Fills the policy; (steps that are done, tensors of the arm), or None where no step was saved. The base must be the run's."""
+    recover(folder)
+    if not os.path.exists(folder):
+        return None
+    with told(f"{folder}: cannot be read as a checkpoint of this run"):
+        with open(os.path.join(folder, RUN), encoding="ascii") as file:
+            run = json.load(file)
+        if run["base_digest"] != policy.base_digest:
+            raise Failed(f"{folder}: made on base weights {run['base_digest']}, these are {policy.base_digest}")
+        model = policy.model
+        wanted = {name for name, p in model.named_parameters() if p.requires_grad}
+        missing, unexpected = model.load_state_dict(dist_checkpointing.load(masters(model), os.path.join(folder, "masters")), strict=False)
+        if unexpected or wanted & set(missing):
+            raise Failed(f"{folder}: {len(unexpected)} tensors without a place, {len(wanted & set(missing))} adapters without values")
+        state = torch.load(os.path.join(folder, "optimizer.pt"), weights_only=True)
+        policy.optimizer.load_state_dict(state["optimizer"])
+        return run["n_step"], state["kept"]

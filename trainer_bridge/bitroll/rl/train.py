@@ -1,0 +1,185 @@
+"""A training run: `python -m bitroll.rl.train --config F.yaml --model CHECKPOINT --out DIR`. A line a step; the last line says what the
+ledger says. Leaves in DIR the settings (run.yaml), metrics.csv, ledger.h5, checkpoint/, adapter/ (the policy after the last update) and
+adapter_last_step/ (the one that the last step of the ledger ran on: what `bitroll verify --adapter` wants).
+
+Exit status: 0 done; 1 a step of the exact arm did not certify, a gradient was not finite, or a bar was missed; 2 usage or environment, a
+worker that is gone among them."""
+import argparse
+import contextlib
+import os
+import signal
+import sys
+
+from .. import abi, mcore, peft
+from ..bridge import Remote
+from ..in_process import Engine
+from ..ledger import Ledger
+from ..tensors import Checkpoint
+from . import arms, bars, metrics, resume, settings as run_settings
+from .grpo import Grpo, Mismatch
+from .policy import Policy
+from .task import Arithmetic, LowerHalf
+
+
+def arguments(argv):
+    p = argparse.ArgumentParser(prog="python -m bitroll.rl.train", description="GRPO on adapters, with a certificate of every log-prob")
+    p.add_argument("--config", required=True, help="settings of the run, YAML")
+    p.add_argument("--model", required=True, help="checkpoint folder of the base")
+    p.add_argument("--rollout-model", help="the rollout's checkpoint folder, where it is another one [--model]")
+    p.add_argument("--out", required=True, help="folder of the run")
+    p.add_argument("--arm", choices=sorted(arms.ARMS))
+    p.add_argument("--seed", type=int)
+    p.add_argument("--steps", type=int)
+    p.add_argument("--backend", choices=("oracle", "cuda"))
+    p.add_argument("--resume", action="store_true", help="go on after the last checkpoint of --out")
+    p.add_argument("--rollout", metavar="ADDRESS", help="of a bitroll-worker, unix:PATH or mpi:RANK [an engine in this process]")
+    return p.parse_args(argv)
+
+
+def open_rollout(args, settings, policy):
+    """The rollout engine: a worker's, or one in this process."""
+    model = args.rollout_model or args.model
+    if args.rollout:
+        return Remote(policy.library, model, args.rollout, policy.lora)
+    return Engine(policy.library, model, {"policy": None}, swap_rank=settings.lora["r"], swap_alpha=settings.lora["lora_alpha"],
+                  backend=settings.backend, max_seqs=settings.engine.max_seqs, chunk_tokens=settings.engine.chunk_tokens, n_thread=settings.threads)
+
+
+def task_of(settings, policy):
+    if settings.task == "arithmetic":
+        return Arithmetic(settings.seed)
+    return LowerHalf(settings.seed, policy.model.model_config.n_vocab, settings.batch.prompt_tokens)
+
+
+class Run:
+    """A run's folder and its parts."""
+
+    def __init__(self, args, settings):
+        self.settings, self.out = settings, args.out
+        self.make_folder(args.resume)
+        library, arm = abi.Library(), arms.ARMS[settings.arm]
+        with contextlib.ExitStack() as opened:  # of a run that does not come to stand, too, a worker is told that it ends
+            self.policy = opened.enter_context(contextlib.closing(Policy(library, args.model, settings, arm.functions())))
+            self.engine = opened.enter_context(contextlib.closing(open_rollout(args, settings, self.policy)))
+            self.arm = arm(self.engine, self.policy, Checkpoint(args.rollout_model or args.model))
+            saved = resume.load(self.path("checkpoint"), self.policy) if args.resume else None
+            self.n_step, kept = saved or (0, {})
+            self.arm.restore(kept)
+            self.grpo = Grpo(self.engine, self.policy, self.arm, task_of(settings, self.policy), settings, args.resume, self.at)
+            self.ledger = opened.enter_context(self.open_ledger(library))
+            self.table = opened.enter_context(contextlib.closing(metrics.Table(self.path("metrics.csv"), self.n_step)))
+            with open(self.path("run.yaml"), "w", encoding="utf-8") as file:
+                file.write(settings.echo)
+            self.close = opened.pop_all().close
+
+    def make_folder(self, resumes):
+        """What a run has proved is not written over by another."""
+        for path in (self.path("ledger.h5"), self.path("checkpoint")):
+            if os.path.exists(path) and not resumes:
+                raise ValueError(f"{path}: there already: expected --resume, or a folder that holds no run")
+        os.makedirs(self.out, exist_ok=True)
+
+    def open_ledger(self, library):
+        """Where none was written before the run was killed, it begins as any."""
+        run = dict(contract=self.engine.contract_digest(), base_rollout=self.engine.weights_digest(), base_trainer=self.policy.base_digest,
+                   config_text=self.settings.text)
+        path = self.path("ledger.h5")
+        return Ledger.resume(library, path, run, self.n_step) if self.n_step or os.path.exists(path) else Ledger.create(library, path, run)
+
+    def path(self, name):
+        return os.path.join(self.out, name)
+
+    def at(self, place, number):
+        """A test's end of this process, as a failing machine would make it."""
+        if self.settings.die_at == dict(step=number, place=place):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def step(self, number):
+        """One step, on disk when it returns: record and row first, so that a checkpoint never stands without them."""
+        step, is_last = self.grpo.step(number), number + 1 == self.settings.steps
+        link = self.record(step)
+        stops = self.arm.stops and not step.is_exact
+        norms = self.policy.norms()  # before the update: of the adapter that the row is about
+        if is_last or stops:
+            peft.save(self.policy.model, self.policy.lora, self.path("adapter_last_step"), self.policy.prefix)
+        if stops:
+            raise Mismatch(step)
+        self.grpo.update(step)
+        step.ms["step"] = sum(step.ms.values())
+        self.table.append(metrics.row(step, link, norms, self.grpo.sync_bytes, self.settings.backend))
+        self.at("before_checkpoint", number)
+        if is_last or (number + 1) % self.settings.checkpoint_every == 0:
+            resume.save(self.path("checkpoint"), self.policy, number + 1, self.arm.state())
+        print(line_of(step), flush=True)
+
+    def record(self, step):
+        """The step in the ledger, which counts for itself; its link. Of a batch in several mini-batches it holds the first."""
+        n = len(step.update)
+        made = self.ledger.append(
+            step=step.number, version=step.number, adapter_rollout=step.digest_rollout, adapter_trainer=step.digest_trainer,
+            texts=step.episodes[:n], rewards=step.rewards.view(-1).tolist()[:n], advantages=step.advantages[:n], rollout=step.rollout[:n],
+            again=step.again[:n], update=step.update, temperature=self.settings.sampling.temperature)
+        if self.settings.objective.mini_batches == 1 and (made.n_compared, made.n_differ) != (step.n_compared, step.n_differ):
+            raise RuntimeError(f"step {step.number}: the ledger counts {made.n_differ} of {made.n_compared} log-probs that differ, the trainer "
+                               f"{step.n_differ} of {step.n_compared}")
+        return made.link
+
+    def steps(self):
+        for number in range(self.n_step, self.settings.steps):
+            self.step(number)
+        self.policy.publish()
+        peft.save(self.policy.model, self.policy.lora, self.path("adapter"), self.policy.prefix)
+
+    def bars(self):
+        """Prints what the run must show; whether it does."""
+        found = bars.lines(metrics.read(self.path("metrics.csv")), *bars.moved(self.policy.model))
+        for text, is_met in found:
+            print(f"{'ok  ' if is_met else 'MISS'} {text}", flush=True)
+        return all(is_met for _, is_met in found)
+
+
+def line_of(step):
+    ms, flag = step.ms, "" if step.is_exact else "  FLAGGED"
+    later = "".join(f", mini-batch {i} ratio {m['ratio_min']:.4f} to {m['ratio_max']:.4f} (not certified)" for i, m in enumerate(step.later, 1))
+    heldout = "" if step.heldout is None else f", held-out {step.heldout:.3f}"
+    return (f"step {step.number}: reward {float(step.rewards.mean()):.3f}{heldout}, KL {step.k3:.3e}, {step.n_differ} of {step.n_compared} log-probs "
+            f"differ, adapter {step.digest_rollout[:8]} rollout {step.digest_trainer[:8]} trainer{later}; "
+            + ", ".join(f"{part} {ms[part]:.0f}" for part in ms) + f" ms{flag}")
+
+
+def last_line(rows):
+    """Of metrics.csv: what is compared, by how much it differs, the reward of step 0 and the mean of the last steps."""
+    n_differ, n_compared = (sum(int(r[c]) for r in rows) for c in ("mismatch_count", "n_compared"))
+    k3 = max(float(r["k3"]) for r in rows)
+    first, last = metrics.ends([float(r["reward_mean"]) for r in rows])
+    kl = "KL 0 at every step" if all(float(r["k1"]) == 0 == float(r["k3"]) for r in rows) else f"KL up to {k3:.3e}"
+    return f"ledger: {len(rows)} steps, {n_differ} of {n_compared} log-probs differ, {kl}, reward {first:.3f} -> {last:.3f}"
+
+
+def sentence(error):
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    return str(error.args[0]) if isinstance(error, KeyError) else str(error)  # str of a KeyError is quoted
+
+
+def main(argv=None):
+    args = arguments(argv)
+    try:
+        settings = run_settings.load(args.config, arm=args.arm, seed=args.seed, steps=args.steps, backend=args.backend)
+        with contextlib.closing(Run(args, settings)) as run:
+            run.steps()
+            met = run.bars()
+    except (Mismatch, FloatingPointError) as found:
+        print(f"train: {found}", file=sys.stderr)
+        return 1
+    except (OSError, KeyError, ValueError, abi.Error) as error:
+        print(f"train: {sentence(error)}", file=sys.stderr)
+        return 2
+    print(last_line(metrics.read(run.path("metrics.csv"))), flush=True)
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    status = main()
+    mcore.shut_down()
+    sys.exit(status)

@@ -1,0 +1,208 @@
+/* Values into device memory; see ws_feed.h. */
+#include "ws_feed.h"
+
+#include "br_mem.h"
+
+#include <string.h>
+
+enum { SLOTS = 2, SLOT_VIEWS = 4096, FILLS = 4096, ALIGN = 16, DIRECT_MIN = 4096 };
+
+/* So many bytes from src to this place of the slot. */
+typedef struct feed_run {
+    const unsigned char *src;
+    size_t at, n;
+} feed_run;
+
+typedef struct feed_slot {
+    br_mirror bytes, jobs; /* jobs: views, then sources */
+    br_view *view;         /* (SLOT_VIEWS) in jobs */
+    const uint16_t **src;  /* (SLOT_VIEWS) in jobs */
+    feed_run run[SLOT_VIEWS];  /* across the bus; src NULL: from the slot's own side of the host */
+    feed_run copy[SLOT_VIEWS]; /* before that, into the slot, by the pool */
+    int32_t n_view, n_run, n_copy;
+    size_t used;
+} feed_slot;
+
+struct ws_feed {
+    br_device *device;
+    br_pool *pool;
+    size_t slot_bytes;
+    int32_t n_view_max, n_seen, at, n_fill;
+    feed_slot slot[SLOTS];
+    br_mirror fills, seen; /* (FILLS), (n_view_max) */
+    br_seen **to;          /* (n_view_max) where a result goes */
+};
+
+/* ---- open ------------------------------------------------------------------------------------------------------------------ */
+
+static br_status open_slot(ws_feed *f, feed_slot *slot) {
+    BR_TRY(br_mirror_open(f->device, f->slot_bytes, "values on their way to the device", &slot->bytes));
+    BR_TRY(br_mirror_open(f->device, SLOT_VIEWS * (sizeof *slot->view + sizeof *slot->src), "where values go", &slot->jobs));
+    slot->view = (br_view *)(void *)slot->jobs.host;
+    slot->src = (const uint16_t **)(void *)(slot->view + SLOT_VIEWS);
+    return BR_OK;
+}
+
+br_status ws_feed_open(br_device *device, br_pool *pool, size_t slot_bytes, int32_t n_view, ws_feed **out) {
+    br_status status;
+    ws_feed *f = NULL;
+    *out = NULL;
+    BR_TRY(br_mem_alloc((void **)&f, sizeof *f, "a feed of values"));
+    f->device = device;
+    f->pool = pool;
+    f->slot_bytes = slot_bytes;
+    f->n_view_max = n_view < SLOT_VIEWS ? SLOT_VIEWS : n_view;
+    for (int i = 0; i < SLOTS; i++)
+        BR_TRY_GOTO(open_slot(f, &f->slot[i]), exit);
+    BR_TRY_GOTO(br_mirror_open(device, FILLS * sizeof(br_fill), "runs to fill", &f->fills), exit);
+    BR_TRY_GOTO(br_mirror_open(device, (size_t)f->n_view_max * sizeof(br_seen), "what was seen of values", &f->seen), exit);
+    BR_TRY_GOTO(br_mem_alloc((void **)&f->to, (size_t)f->n_view_max * sizeof *f->to, "what was seen of values"), exit);
+    *out = f;
+exit:
+    if (status != BR_OK)
+        ws_feed_close(f);
+    return status;
+}
+
+void ws_feed_close(ws_feed *f) {
+    if (!f)
+        return;
+    for (int i = 0; i < SLOTS; i++) {
+        br_mirror_close(f->device, &f->slot[i].bytes);
+        br_mirror_close(f->device, &f->slot[i].jobs);
+    }
+    br_mirror_close(f->device, &f->fills);
+    br_mirror_close(f->device, &f->seen);
+    br_mem_free(f->to);
+    br_mem_free(f);
+}
+
+/* ---- a slot ---------------------------------------------------------------------------------------------------------------- */
+
+static void copy_one(void *context, int i, int thread) {
+    const feed_slot *slot = context;
+    (void)thread;
+    memcpy(slot->bytes.host + slot->copy[i].at, slot->copy[i].src, slot->copy[i].n);
+}
+
+/* Behind what the device has to do already. */
+static br_status enqueue(ws_feed *f, feed_slot *slot) {
+    const size_t n = (size_t)slot->n_view;
+    br_view *view = (br_view *)br_mirror_at(&slot->jobs, slot->view);
+    const uint16_t **src = br_mirror_at(&slot->jobs, slot->src);
+    br_seen *seen = (br_seen *)(void *)f->seen.device + (f->n_seen - slot->n_view);
+    for (int32_t i = 0; i < slot->n_run; i++) {
+        const feed_run *r = &slot->run[i];
+        BR_TRY(br_device_upload(f->device, slot->bytes.device + r->at, r->src ? r->src : slot->bytes.host + r->at, r->n));
+    }
+    BR_TRY(br_device_upload(f->device, view, slot->view, n * sizeof *view));
+    BR_TRY(br_device_upload(f->device, src, slot->src, n * sizeof *src));
+    BR_TRY(br_device_place(f->device, view, src, slot->n_view));
+    BR_TRY(br_device_hash(f->device, view, slot->n_view, seen));
+    return br_device_mark(f->device, f->at);
+}
+
+/* Sends the slot off and goes on with the next, once the device has done with that. */
+static br_status send_slot(ws_feed *f) {
+    feed_slot *slot = &f->slot[f->at];
+    if (slot->n_view == 0)
+        return BR_OK;
+    br_pool_run(f->pool, copy_one, slot, slot->n_copy);
+    const br_status status = enqueue(f, slot);
+    slot->n_view = slot->n_run = slot->n_copy = 0;
+    slot->used = 0;
+    f->at = (f->at + 1) % SLOTS;
+    return status == BR_OK ? br_device_reach(f->device, f->at) : status;
+}
+
+/* ---- what goes in ---------------------------------------------------------------------------------------------------------- */
+
+static void add_run(feed_slot *slot, const unsigned char *src, size_t at, size_t n) {
+    feed_run *last = slot->n_run ? &slot->run[slot->n_run - 1] : NULL;
+    if (last && !last->src && !src) {
+        last->n = at + n - last->at;
+        return;
+    }
+    if (last && last->src && src == last->src + last->n && at == last->at + last->n) {
+        last->n += n;
+        return;
+    }
+    slot->run[slot->n_run++] = (feed_run){src, at, n};
+}
+
+static int follows(const feed_slot *slot, const unsigned char *src) {
+    const feed_run *last = slot->n_run ? &slot->run[slot->n_run - 1] : NULL;
+    return last && last->src && src == last->src + last->n;
+}
+
+/* Room for n bytes in the slot at hand: page-locked neighbours stay neighbours, so that they cross together. */
+static br_status take_room(ws_feed *f, const unsigned char *src, size_t n, size_t *at) {
+    feed_slot *slot = &f->slot[f->at];
+    *at = follows(slot, src) ? slot->used : (slot->used + ALIGN - 1) / ALIGN * ALIGN;
+    if (*at + n > f->slot_bytes || slot->n_view == SLOT_VIEWS) {
+        BR_TRY(send_slot(f));
+        *at = 0;
+    }
+    f->slot[f->at].used = *at + n;
+    return BR_OK;
+}
+
+br_status ws_feed_write(ws_feed *f, const br_view *to, const uint16_t *value, int32_t stays, br_seen *seen) {
+    const size_t n = (size_t)to->n_row * (size_t)to->n_col * sizeof *value;
+    const unsigned char *bytes = (const unsigned char *)value;
+    const br_memory_kind kind = br_device_kind_of(f->device, value);
+    const uint16_t *src = value;
+    size_t at = 0;
+    BR_ASSERT(n <= f->slot_bytes);
+    if (f->n_seen == f->n_view_max)
+        BR_TRY(ws_feed_flush(f));
+    BR_TRY(take_room(f, bytes, kind == BR_MEMORY_DEVICE ? 0 : n, &at));
+    feed_slot *slot = &f->slot[f->at];
+    if (kind != BR_MEMORY_DEVICE) {
+        const int direct = kind == BR_MEMORY_LOCKED && stays && n >= DIRECT_MIN;
+        src = (const uint16_t *)(void *)(slot->bytes.device + at);
+        add_run(slot, direct ? bytes : NULL, at, n);
+        if (!direct && stays)
+            slot->copy[slot->n_copy++] = (feed_run){bytes, at, n};
+        if (!direct && !stays)
+            memcpy(slot->bytes.host + at, bytes, n);
+    }
+    slot->view[slot->n_view] = *to;
+    slot->src[slot->n_view++] = src;
+    f->to[f->n_seen++] = seen;
+    return kind == BR_MEMORY_DEVICE && !stays ? ws_feed_flush(f) : BR_OK;
+}
+
+static br_status send_fills(ws_feed *f) {
+    if (f->n_fill == 0)
+        return BR_OK;
+    BR_TRY(br_device_upload(f->device, f->fills.device, f->fills.host, (size_t)f->n_fill * sizeof(br_fill)));
+    BR_TRY(br_device_fill(f->device, (br_fill *)(void *)f->fills.device, f->n_fill));
+    f->n_fill = 0;
+    return br_device_mark(f->device, SLOTS);
+}
+
+br_status ws_feed_fill(ws_feed *f, const br_fill *fill) {
+    if (f->n_fill == FILLS)
+        BR_TRY(send_fills(f));
+    if (f->n_fill == 0)
+        BR_TRY(br_device_reach(f->device, SLOTS)); /* the ones before may still be read */
+    ((br_fill *)(void *)f->fills.host)[f->n_fill++] = *fill;
+    return BR_OK;
+}
+
+/* A failure forgets what was waiting. */
+br_status ws_feed_flush(ws_feed *f) {
+    const int32_t n = f->n_seen;
+    br_status status;
+    BR_TRY_GOTO(send_slot(f), exit);
+    BR_TRY_GOTO(send_fills(f), exit);
+    BR_TRY_GOTO(br_device_download(f->device, f->seen.host, f->seen.device, (size_t)n * sizeof(br_seen)), exit);
+    BR_TRY_GOTO(br_device_wait(f->device), exit);
+    for (int32_t i = 0; i < n; i++)
+        if (f->to[i])
+            *f->to[i] = ((br_seen *)(void *)f->seen.host)[i];
+exit:
+    f->n_seen = f->n_fill = 0;
+    return status;
+}

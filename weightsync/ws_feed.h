@@ -1,0 +1,25 @@
+/* ws_feed: values of many matrices into device memory at the speed of the bus, each to where its view says, and looked at there.
+ *
+ * Layer: weightsync; includes base, device. Values are gathered in slots: while one crosses the bus the next is filled, by several threads;
+ * page-locked memory crosses from where it lies, and what is on the device already does not cross at all. Behind a slot, in stream order,
+ * its values are placed and hashed: the digest is one of the memory that forwards read. Everything is allocated at open. */
+#ifndef WS_FEED_H
+#define WS_FEED_H
+
+#include "br_pool.h"
+#include "device_view.h"
+
+typedef struct ws_feed ws_feed;
+
+/* slot_bytes: at least the largest matrix. n_view: writes between two flushes that need no third. The device and pool stay the caller's. */
+br_status ws_feed_open(br_device *device, br_pool *pool, size_t slot_bytes, int32_t n_view, ws_feed **out);
+void ws_feed_close(ws_feed *feed); /* NULL is a no-op */
+
+/* value: dense, 2-byte aligned, host or device memory. stays 1: it is as it is until the next flush; 0: read before the call returns.
+ * seen, where not NULL, is what the view holds afterwards, from the next flush on. */
+br_status ws_feed_write(ws_feed *feed, const br_view *to, const uint16_t *value, int32_t stays, br_seen *seen);
+br_status ws_feed_fill(ws_feed *feed, const br_fill *fill);
+/* Waits until all of this is done. */
+br_status ws_feed_flush(ws_feed *feed);
+
+#endif
