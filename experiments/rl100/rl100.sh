@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# rl100.sh OUT [NAME:SEED..]: training runs, all at once on one GPU, each in OUT/NAME_seedSEED with its log. Names are those of the YAML files
+# beside this script. Rows, ledger and checkpoints are written as the runs go; what stands when one is cut off is kept. In the end OUT/results
+# has the rows, OUT/report the plots, and every ledger has been verified.
+#   PYTHON    interpreter with torch and megatron-core     BUILD   folder of bitroll, bitroll-worker and the two libraries [the tree's]
+#   BASE      checkpoint of the arithmetic runs            SMALL   checkpoint of the preset small [made]
+#   BACKEND   cuda or oracle [cuda]                        STEPS   of every run [as its file says]
+#   MORE      options of every trainer, such as --resume
+# Nothing is compiled here.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+out=${1:?rl100.sh OUT [NAME:SEED..]}
+shift
+[ $# -gt 0 ] || set -- E:1 E:2 E:3 M1:1 M2:1 M3:1 ragged:1 small600:1
+build=${BUILD:-$here/../../build}
+backend=${BACKEND:-cuda}
+export PYTHONPATH=$here/../../trainer_bridge BITROLL=$build/bitroll BITROLL_LIBRARY=$build/libbitroll.so
+python=${PYTHON:-$("$here/../../trainer_bridge/environment.sh")}
+mkdir -p "$out/results"
+
+base=${BASE:-$out/base}
+[ -e "$base/config.json" ] || "$python" -m bitroll.rl.base_model --out "$base"
+case " $* " in
+*' M1:'*) [ -e "$out/base-bf16/config.json" ] || "$python" -m bitroll.rl.expand --model "$base" --out "$out/base-bf16" ;;
+esac
+small=${SMALL:-$out/small}
+case " $* " in
+*' small600:'*) [ -e "$small/config.json" ] || "$BITROLL" init --preset small --seed 1 --out "$small" ;;
+esac
+
+one() { # one NAME SEED: worker and trainer of one run
+    local name=$1 seed=$2 model=$base rollout=$base
+    [ "$name" = small600 ] && model=$small rollout=$small
+    [ "$name" = M1 ] && rollout=$out/base-bf16
+    # shellcheck disable=SC2086 # MORE is a list of options
+    "$here/../../trainer_bridge/launch.sh" "$build/bitroll-worker" --model "$rollout" --adapter policy= --swap-rank 32 --swap-alpha 64 \
+        --backend "$backend" --max-seqs 256 --chunk-tokens 1024 --requests 2048 -- "$python" -W ignore -m bitroll.rl.train \
+        --config "$here/$name.yaml" --backend "$backend" --seed "$seed" ${STEPS:+--steps "$STEPS"} --model "$model" --rollout-model "$rollout" \
+        --rollout mpi:0 --out "$out/${name}_seed$seed" ${MORE:-}
+}
+
+for run in "$@"; do
+    mkdir -p "$out/${run%:*}_seed${run#*:}"
+    one "${run%:*}" "${run#*:}" >"$out/${run%:*}_seed${run#*:}/log.txt" 2>&1 &
+done
+wait || true
+
+folders=()
+for run in "$@"; do
+    name=${run%:*}_seed${run#*:}
+    printf '%-16s %s\n' "$name" "$(tail -n 1 "$out/$name/log.txt")"
+    [ ! -e "$out/$name/metrics.csv" ] || cp "$out/$name/metrics.csv" "$out/results/$name.csv"
+    [ ! -e "$out/$name/ledger.h5" ] || "$BITROLL" verify "$out/$name/ledger.h5" >"$out/$name/verify.txt" 2>&1 || true # a control arm fails it
+    [ ! -e "$out/$name/metrics.csv" ] || folders+=("$out/$name")
+done
+[ ${#folders[@]} -eq 0 ] || "$python" -m bitroll.rl.report "${folders[@]}" --out "$out/report"
