@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# all.sh OUT [PART..]: what a machine with a GPU has to show of this tree, each part with its log in OUT and one line here; built or packed
+# (pack.sh) before. Checks first, then times, one after the other. Exit 1 when a part failed.
+#   suites     every kernel against the oracle                           ends      six presets end to end on both backends
+#   slice      slice-full in three orders of arrival                     swap      swaps, digests of live memory, streaming, and their times
+#   base       the committed base model, trained again                   train     GRPO with ragged and with long prompts
+#   bench      every row of the bench beside its peer                    sanitize  the four tools of compute-sanitizer
+set -euo pipefail
+tree=$(cd "$(dirname "$0")/../.." && pwd)
+build=${BUILD:-$tree/build}
+out=${1:?all.sh OUT [PART..]}
+shift
+[ $# -gt 0 ] || set -- suites ends slice swap base train bench sanitize
+commit=${COMMIT:-$(git -C "$tree" rev-parse --short HEAD 2>/dev/null || true)}
+mkdir -p "$out"
+
+base() {
+    local python=${PYTHON:-$("$tree/trainer_bridge/environment.sh")}
+    PYTHONPATH=$tree/trainer_bridge${PYTHONPATH:+:$PYTHONPATH} BITROLL=$build/bitroll BITROLL_LIBRARY=$build/libbitroll.so \
+        "$python" -W ignore -m bitroll.rl.train_base --backend cuda --out "$out/base" &&
+        cmp "$out/base/recipe.json" "$tree/experiments/rl100/base/recipe.json"
+}
+
+train() {
+    "$tree/experiments/rl100/rl100.sh" "$out/rl100" ragged:1 small600:1
+    for run in ragged small600; do
+        tail -n 1 "$out/rl100/${run}_seed1/log.txt" | grep -q ' 0 of [1-9][0-9]* log-probs differ' || return 1
+    done
+}
+
+part() {
+    case $1 in
+    suites) "$build/bitroll_cuda_tests" ;;
+    ends) "$tree/tests/cuda/end_to_end.sh" "$build/bitroll" ;;
+    slice) "$tree/tests/cuda/slice.sh" "$build/bitroll" ;;
+    swap) "$build/bitroll_cuda_swap" --csv "$out/swap.csv" --commit "$commit" ;;
+    base) base ;;
+    train) train ;;
+    bench) (cd "$tree" && "$build/bitroll" bench --csv "$out/bench.csv" --commit "$commit") ;;
+    sanitize) "$tree/tests/cuda/sanitize.sh" "$build/bitroll_cuda_tests" ;;
+    *)
+        echo "all.sh: no part $1" >&2
+        return 2
+        ;;
+    esac
+}
+
+failed=0
+for name in "$@"; do
+    start=$SECONDS
+    status=0
+    (set -e; part "$name") >"$out/$name.log" 2>&1 || status=$?
+    printf '%-9s exit %d, %4d s: %s\n' "$name" "$status" $((SECONDS - start)) "$(tail -n 1 "$out/$name.log")"
+    [ "$status" -eq 0 ] || failed=1
+done
+exit "$failed"
