@@ -151,4 +151,25 @@ static inline int dense_is_wide(const dense_job *job) {
     return (uintptr_t)job->y % 16 == 0 && job->y_ld % step == 0 && (job->n_head == 1 || job->y_head_ld % step == 0);
 }
 
+/* What every map of a launch takes over from its job. */
+template <class MAP> static inline void dense_fill_map(MAP *map, const dense_job *job, int32_t first_slot) {
+    map->y = job->y;
+    map->y_ld = job->y_ld;
+    map->y_head_ld = job->y_head_ld;
+    map->fault = job->fault;
+    map->row_slot = job->row_slot;
+    map->t = job->t;
+    map->t_head_ld = job->t_head_ld;
+    map->n_row = job->n_row;
+    map->n_in = job->n_in;
+    map->n_out = job->n_out;
+    map->t_ld = job->t_ld;
+    map->y_f32 = job->y_f32;
+    map->check = job->check;
+    map->lowest = job->lowest;
+    map->wide = dense_is_wide(job);
+    map->n_slot = job->n_slot;
+    map->first_slot = first_slot;
+}
+
 #endif

@@ -422,23 +422,7 @@ typedef struct stream_plan {
 
 /* What the tiles need of a job; end_t and end_y are set by the caller. */
 static int set_map(const dense_state *state, stream_map *map, stream_slot *slot, const dense_job *job, stream_plan plan, int32_t first_slot) {
-    map->y = job->y;
-    map->y_ld = job->y_ld;
-    map->y_head_ld = job->y_head_ld;
-    map->fault = job->fault;
-    map->row_slot = job->row_slot;
-    map->t = job->t;
-    map->t_head_ld = job->t_head_ld;
-    map->n_row = job->n_row;
-    map->n_in = job->n_in;
-    map->n_out = job->n_out;
-    map->t_ld = job->t_ld;
-    map->y_f32 = job->y_f32;
-    map->check = job->check;
-    map->lowest = job->lowest;
-    map->wide = dense_is_wide(job);
-    map->n_slot = job->n_slot;
-    map->first_slot = first_slot;
+    dense_fill_map(map, job, first_slot);
     map->t_tiles = (int32_t)bi_ceil_div(bi_pad_rank(rank_max(job)), plan.outs);
     map->w_tiles = (int32_t)bi_ceil_div(job->n_out, plan.outs);
     int ok = dense_map(state, &map->x, dense_x_of(job), plan.boxes * STREAM_BOX) && dense_map(state, &map->x_t, dense_x_of(job), STREAM_BOX) &&

@@ -314,23 +314,7 @@ template <int OUTS, class ARGS, class EPILOGUE> static br_status wide_allow(void
 
 /* What the tiles need of a job whose x, T and adapters are aligned; 0: the driver makes no such maps. */
 static inline int wide_set_map(const dense_state *state, wide_map *map, wide_slot *slot, const dense_job *job, int32_t first_slot, int outs) {
-    map->y = job->y;
-    map->y_ld = job->y_ld;
-    map->y_head_ld = job->y_head_ld;
-    map->fault = job->fault;
-    map->row_slot = job->row_slot;
-    map->t = job->t;
-    map->t_head_ld = job->t_head_ld;
-    map->n_row = job->n_row;
-    map->n_in = job->n_in;
-    map->n_out = job->n_out;
-    map->t_ld = job->t_ld;
-    map->y_f32 = job->y_f32;
-    map->check = job->check;
-    map->lowest = job->lowest;
-    map->wide = dense_is_wide(job);
-    map->n_slot = job->n_slot;
-    map->first_slot = first_slot;
+    dense_fill_map(map, job, first_slot);
     int ok = dense_map(state, &map->x, dense_x_of(job), 64) && dense_map(state, &map->w, dense_w_of(job), outs / 2);
     for (int i = 0; ok && i < job->n_slot; i++) {
         const dense_slot *from = &job->slot[i];

@@ -52,7 +52,7 @@ static float *output(int n) {
 }
 
 static void check_same(const char *what, const float *x, const float *y, int n) {
-    ck_assert_msg(memcmp(x, y, sizeof *x * (size_t)n) == 0, "%s: the bytes depend on the thread count or on what else is wanted", what);
+    ck_assert_msg(memcmp(x, y, sizeof *x * (size_t)n) == 0, "%s: the bytes depend on threads, on what else is wanted or on rows of others", what);
 }
 
 static void check_zeros(const char *what, const float *x, int n) {
@@ -267,6 +267,38 @@ START_TEST(linear_keeps_its_bytes) {
 }
 END_TEST
 
+/* NaN in x and dy of every row of another slot, or of none. */
+START_TEST(linear_leaves_out_rows_of_other_slots) {
+    static const linear_case c = {66, 2, 33, 65, 2, {16, 5}, -1};
+    const int n_a = c.n_head * c.rank[0] * c.n_in, n_b = c.n_head * c.n_out * c.rank[0];
+    op_rig rig;
+    op_random random = {test_seed(), 80};
+    bi_grad grad;
+    linear_data l;
+    bi_grad_adapter want[SLOT_MAX] = {{NULL, NULL}};
+    op_rig_open(&rig, &limits, NULL, 2);
+    CHECK_OK(bi_grad_host_open(&limits, rig.pool, &grad));
+    make_linear(&rig, &random, &c, &l);
+    bi_grad_linear_args a = linear_args(&l, want);
+    CHECK_OK(grad.op->linear(grad.ctx, &a));
+    float *const da = output(n_a), *const db = output(n_b);
+    for (int t = 0; t < c.n_row; t++)
+        if (l.row_slot[t] != 0) {
+            memset(l.x + t * row_step(&c, c.n_in), 0xff, sizeof *l.x * (size_t)row_step(&c, c.n_in));
+            memset(l.dy + t * row_step(&c, c.n_out), 0xff, sizeof *l.dy * (size_t)row_step(&c, c.n_out));
+        }
+    want[0] = (bi_grad_adapter){da, db};
+    CHECK_OK(grad.op->linear(grad.ctx, &a));
+    check_same("da", da, l.low[0].da, n_a);
+    check_same("db", db, l.low[0].db, n_b);
+    br_mem_free(da);
+    br_mem_free(db);
+    free_linear(&l);
+    bi_grad_close(&grad);
+    op_rig_close(&rig);
+}
+END_TEST
+
 START_TEST(linear_refuses_wrong_arguments) {
     op_rig rig;
     op_random random = {test_seed(), 90};
@@ -411,6 +443,7 @@ Suite *test_grad_dense_suite(void) {
     tcase_set_timeout(tcase, 120);
     tcase_add_loop_test(tcase, linear_is_differentiated, 0, n_linear);
     tcase_add_loop_test(tcase, linear_keeps_its_bytes, 0, n_linear);
+    tcase_add_test(tcase, linear_leaves_out_rows_of_other_slots);
     tcase_add_test(tcase, linear_refuses_wrong_arguments);
     tcase_add_loop_test(tcase, glu_is_differentiated, 0, 3);
     tcase_add_loop_test(tcase, combine_is_differentiated, 0, 3);

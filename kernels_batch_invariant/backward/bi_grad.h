@@ -42,7 +42,8 @@ typedef struct bi_grad_adapter {
 } bi_grad_adapter;
 
 /* N-LIN, N-LORA: y[t,h] = [W_h x + s B_h A_h x]. dy[t,h] at dy + t*dy_ld + h*dy_head_ld, n_out long; dx[t,h] at t*dx_ld + h*dx_head_ld,
- * n_in long (written even where no row has an adapter). Maps that share an input: one call each, the caller adds. */
+ * n_in long (written even where no row has an adapter). Maps that share an input: one call each, the caller adds. A slot's da and db are
+ * sums over its rows; the CUDA form multiplies x and dy of all others by zero, so that a NaN or Inf there spreads to them. */
 typedef struct bi_grad_linear_args {
     int32_t n_row, n_head;
     const bi_bf16 *x;

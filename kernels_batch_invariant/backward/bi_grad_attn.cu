@@ -14,6 +14,7 @@
  *
  * Shared memory at 512 + 64: 222 KiB and 224 KiB, one block of 512 threads an SM. Where two stages do not fit, one. */
 #include "bi_grad_attn_parts.cuh"
+#include "bi_grad_attn_check.h"
 
 /* ---- layout ------------------------------------------------------------------------------------------------------------ */
 
@@ -411,21 +412,6 @@ size_t bi_grad_attn_cuda_scratch(const bi_limits *limits) {
     return carver.used;
 }
 
-static br_status check_attn(const bi_limits *limits, const bi_grad_attn_args *a) {
-    if (a->n_head < 1 || a->d_kv_latent < 1 || a->d_rope < 0 || a->batch->n_row < 0)
-        return br_fail(BR_E_SHAPE, "gradient of attn: %d rows, %d heads of %d + %d: expected at least 0, 1, 1, 0", a->batch->n_row, a->n_head,
-                       a->d_kv_latent, a->d_rope);
-    if (a->latent_ld < a->d_kv_latent + a->d_rope)
-        return br_fail(BR_E_SHAPE, "gradient of attn: latent rows of %d + %d at stride %d: expected stride >= them", a->d_kv_latent, a->d_rope,
-                       a->latent_ld);
-    if (a->n_head > limits->n_head || a->d_kv_latent > limits->d_kv_latent || a->d_rope > limits->d_rope || a->batch->n_row > limits->n_row)
-        return br_fail(BR_E_LIMIT, "gradient of attn: %d rows, %d heads of %d + %d: expected at most %d, %d, %d, %d", a->batch->n_row, a->n_head,
-                       a->d_kv_latent, a->d_rope, limits->n_row, limits->n_head, limits->d_kv_latent, limits->d_rope);
-    if (a->batch->n_row && a->batch->pos_max >= limits->n_pos)
-        return br_fail(BR_E_LIMIT, "gradient of attn: positions up to %d: expected at most %d", a->batch->pos_max, limits->n_pos - 1);
-    return BR_OK;
-}
-
 /* Two stages where they fit, else one; 0: not even that. */
 template <class Shared> static int stages_of(const grad_attn *g) {
     for (int n_stage = 2; n_stage > 0; n_stage--)
@@ -468,7 +454,7 @@ br_status bi_grad_attn_cuda(bi_grad_ctx *ctx, const bi_grad_attn_args *a) {
     const int32_t n_row = a->batch->n_row;
     const cudaStream_t stream = ctx->cuda->stream;
     grad_attn g = {};
-    BR_TRY(check_attn(&ctx->cuda->limits, a));
+    BR_TRY(bi_grad_check_attn(&ctx->cuda->limits, a));
     bi_carver carver = bi_grad_cuda_carver(ctx);
     carve(&g, &carver, n_row, a->n_head, a->d_kv_latent, a->d_rope);
     if (!stages_of<rows_shared>(&g) || !stages_of<latents_shared>(&g) || g.n_tile > 48 << 7)
@@ -512,8 +498,7 @@ static __global__ void __launch_bounds__(256) attn_gate_back(const bi_grad_attn_
 }
 
 br_status bi_grad_attn_gate_cuda(bi_grad_ctx *ctx, const bi_grad_attn_gate_args *a) {
-    if (a->n_row < 0 || a->d < 1)
-        return br_fail(BR_E_SHAPE, "gradient of attn_gate: %d rows of %d: expected n_row >= 0 and d >= 1", a->n_row, a->d);
+    BR_TRY(bi_grad_check_attn_gate(a));
     const int64_t n = (int64_t)a->n_row * a->d, n_block = bi_ceil_div(n, 256), most = 16 * (int64_t)ctx->cuda->n_sm;
     if (n == 0 || (!a->d_o && (!a->gate || !a->dgate)))
         return BR_OK;

@@ -7,6 +7,7 @@
  * s, 1 / sum, delta of each head. The second has a job a tile of latent rows, which walks the queries that may see one of them, in
  * rising order, all heads of each, and computes s and dp anew. A tile of 16 latent rows is transposed, so that products with a
  * query run over the tile's rows and need no sum across lanes. */
+#include "bi_grad_attn_check.h"
 #include "bi_grad_host.h"
 
 #include <math.h>
@@ -284,15 +285,7 @@ static br_status check_row(const bi_grad_attn_args *a, int32_t t) {
 
 static br_status check_attn(const bi_limits *limits, const bi_grad_attn_args *a) {
     const bi_batch *batch = a->batch;
-    if (a->n_head < 1 || a->d_kv_latent < 1 || a->d_rope < 0 || batch->n_row < 0)
-        return br_fail(BR_E_SHAPE, "gradient of attn: %d rows, %d heads of %d + %d: expected at least 0, 1, 1, 0", batch->n_row, a->n_head,
-                       a->d_kv_latent, a->d_rope);
-    if (a->latent_ld < a->d_kv_latent + a->d_rope)
-        return br_fail(BR_E_SHAPE, "gradient of attn: latent rows of %d + %d at stride %d: expected stride >= them", a->d_kv_latent, a->d_rope,
-                       a->latent_ld);
-    if (a->n_head > limits->n_head || a->d_kv_latent > limits->d_kv_latent || a->d_rope > limits->d_rope || batch->n_row > limits->n_row)
-        return br_fail(BR_E_LIMIT, "gradient of attn: %d rows, %d heads of %d + %d: expected at most %d, %d, %d, %d", batch->n_row, a->n_head,
-                       a->d_kv_latent, a->d_rope, limits->n_row, limits->n_head, limits->d_kv_latent, limits->d_rope);
+    BR_TRY(bi_grad_check_attn(limits, a));
     for (int32_t i = 0; i < batch->n_seg; i++)
         if (batch->seg[i].n_row > limits->n_pos)
             return br_fail(BR_E_LIMIT, "gradient of attn: a segment of %d rows: expected at most %d", batch->seg[i].n_row, limits->n_pos);
@@ -326,8 +319,7 @@ static void gate_job(void *context, int t, int thread) {
 }
 
 br_status bi_grad_attn_gate_host(bi_grad_ctx *ctx, const bi_grad_attn_gate_args *a) {
-    if (a->n_row < 0 || a->d < 1)
-        return br_fail(BR_E_SHAPE, "gradient of attn_gate: %d rows of %d: expected n_row >= 0 and d >= 1", a->n_row, a->d);
+    BR_TRY(bi_grad_check_attn_gate(a));
     bi_grad_attn_gate_args args = *a;
     br_pool_run(ctx->pool, gate_job, &args, a->n_row);
     return BR_OK;

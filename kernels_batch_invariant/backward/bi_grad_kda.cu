@@ -11,15 +11,15 @@
  * Orders: a sum over keys goes 8 keys of a thread, lanes by halves, warps rising; one over columns 4 columns of a thread, lanes by halves,
  * parts rising, which the blocks of a cluster read from each other's shared memory. q carries its scale until `finish`. */
 #include "bi_grad_cuda.cuh"
+#include "bi_grad_kda_check.h"
 
 enum {
     CHUNK = 32,
     SUB = 4,
-    COLUMNS = 32, /* of a part */
-    KEYS = 8,     /* of a thread */
+    COLUMNS = KDA_D_MIN, /* of a part */
+    KEYS = 8,            /* of a thread */
     COLS = 4,
     D_FAST = 128,
-    D_MAX = 256,
     ROW_THREADS = 256,
     ROW_WARPS = ROW_THREADS / 32
 };
@@ -366,7 +366,7 @@ static __device__ __forceinline__ void restore(const float4 *from, state s) {
 
 /* ---- kernels --------------------------------------------------------------------------------------------------------------------- */
 
-#define KDA_KERNEL(D) static __global__ void __launch_bounds__((D) ? (D) : D_MAX, (D) == D_FAST ? 3 : 1)
+#define KDA_KERNEL(D) static __global__ void __launch_bounds__((D) ? (D) : KDA_D_MAX, (D) == D_FAST ? 3 : 1)
 
 static __device__ __forceinline__ float warp_sum(float p) {
     for (int h = 16; h > 0; h >>= 1)
@@ -521,19 +521,6 @@ size_t bi_grad_kda_cuda_scratch(const bi_limits *limits) {
     return carver.used;
 }
 
-static br_status check(const bi_limits *limits, const bi_grad_kda_args *a) {
-    const int32_t n_row = a->batch->n_row;
-    if (n_row < 0 || a->n_head < 1 || a->d < COLUMNS || a->d > D_MAX || a->d % COLUMNS)
-        return br_fail(BR_E_SHAPE, "gradient of kda: %d rows of %d heads of %d: expected n_row >= 0, n_head >= 1, d a multiple of %d up to %d",
-                       n_row, a->n_head, a->d, COLUMNS, D_MAX);
-    if (a->ld < a->n_head * a->d)
-        return br_fail(BR_E_SHAPE, "gradient of kda: row stride %d: expected at least %d", a->ld, a->n_head * a->d);
-    if (n_row > limits->n_row || a->n_head > limits->kda_n_head || a->d > limits->kda_d_head)
-        return br_fail(BR_E_LIMIT, "gradient of kda: %d rows of %d heads of %d: opened for %d of %d of %d", n_row, a->n_head, a->d, limits->n_row,
-                       limits->kda_n_head, limits->kda_d_head);
-    return BR_OK;
-}
-
 /* Both passes over the segments. */
 template <int D> static br_status run(cudaStream_t stream, const kda_args &g, int64_t n_slot) {
     const int64_t n_part = g.d / COLUMNS, n_job = (int64_t)g.n_seg * g.n_head;
@@ -561,7 +548,7 @@ br_status bi_grad_kda_cuda(bi_grad_ctx *ctx, const bi_grad_kda_args *a) {
     const bi_limits *limits = &ctx->cuda->limits;
     kda_args g = {batch->seg, batch->row_seg, a->q, a->k, a->v, a->a, a->beta, a->d_o, a->dq, a->dk, a->dv, a->da, a->dbeta, NULL, NULL, NULL,
                   batch->n_row, batch->n_seg, a->n_head, a->d, a->ld, a->scale};
-    BR_TRY(check(limits, a));
+    BR_TRY(bi_grad_check_kda(limits, a));
     if (batch->n_row == 0)
         return BR_OK;
     bi_carver carver = bi_grad_cuda_carver(ctx);

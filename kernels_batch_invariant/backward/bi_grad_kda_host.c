@@ -8,10 +8,11 @@
  * A first pass keeps the state before every chunk of about sqrt(rows) tokens; the second computes the states of a chunk again from it.
  * Nothing is divided by a, which may be zero. */
 #include "bi_grad_host.h"
+#include "bi_grad_kda_check.h"
 
 #include <math.h>
 
-enum { KDA_D_MIN = 32, KDA_D_MAX = 256, LANES = 4 };
+enum { LANES = 4 };
 
 /* One token's operands and what the way forward leaves for the way back. */
 typedef struct token {
@@ -208,16 +209,9 @@ static void zero_rows(const bi_grad_kda_args *a, int32_t begin) {
     memset(a->dbeta + (size_t)a->n_head * (size_t)begin, 0, sizeof(float) * (size_t)a->n_head * n);
 }
 
-static br_status check(const bi_grad_ctx *ctx, const bi_grad_kda_args *a) {
+static br_status check(const bi_limits *limits, const bi_grad_kda_args *a) {
     const bi_batch *batch = a->batch;
-    if (batch->n_row < 0 || a->n_head < 1 || a->d < KDA_D_MIN || a->d > KDA_D_MAX || a->d % KDA_D_MIN)
-        return br_fail(BR_E_SHAPE, "gradient of kda: %d rows of %d heads of %d: expected n_row >= 0, n_head >= 1, d a multiple of %d up to %d",
-                       batch->n_row, a->n_head, a->d, KDA_D_MIN, KDA_D_MAX);
-    if (a->ld < a->n_head * a->d)
-        return br_fail(BR_E_SHAPE, "gradient of kda: row stride %d: expected at least %d", a->ld, a->n_head * a->d);
-    if (batch->n_row > ctx->limits.n_row || a->n_head > ctx->limits.kda_n_head || a->d > ctx->limits.kda_d_head)
-        return br_fail(BR_E_LIMIT, "gradient of kda: %d rows of %d heads of %d: opened for %d of %d of %d", batch->n_row, a->n_head, a->d,
-                       ctx->limits.n_row, ctx->limits.kda_n_head, ctx->limits.kda_d_head);
+    BR_TRY(bi_grad_check_kda(limits, a));
     for (int32_t i = 0; i < batch->n_seg; i++)
         if (batch->seg[i].n_row && batch->seg[i].pos)
             return br_fail(BR_E_ARG, "gradient of kda: segment %d begins at position %d: expected 0", i, batch->seg[i].pos);
@@ -227,7 +221,7 @@ static br_status check(const bi_grad_ctx *ctx, const bi_grad_kda_args *a) {
 br_status bi_grad_kda_host(bi_grad_ctx *ctx, const bi_grad_kda_args *a) {
     call c = {ctx, a};
     int32_t end = 0;
-    BR_TRY(check(ctx, a));
+    BR_TRY(check(&ctx->limits, a));
     if (a->batch->n_row == 0)
         return BR_OK;
     for (int32_t i = 0; i < a->batch->n_seg; i++)

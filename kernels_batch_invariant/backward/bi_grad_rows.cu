@@ -10,6 +10,7 @@
  * Sums: a thread adds elements i, i + threads, .. in rising order, the lanes of a warp fold by halves, warps are added in rising order. The
  * formulas are those of bi_grad_rows_host.c. */
 #include "bi_grad_cuda.cuh"
+#include "bi_grad_rows_check.h"
 
 enum { THREADS = 256, WARPS = THREADS / 32, CONV_CHAN = 128, CONV_ROWS = 32, CONV_KEPT = BI_CONV_TAPS - 1 };
 
@@ -60,10 +61,7 @@ static __global__ void __launch_bounds__(THREADS) rmsnorm_kernel(bi_grad_norm_ar
 }
 
 br_status bi_grad_rmsnorm_cuda(bi_grad_ctx *ctx, const bi_grad_norm_args *a) {
-    if (a->n_row < 0 || a->d < 1 || a->d > BR_D_MODEL_MAX)
-        return br_fail(BR_E_SHAPE, "gradient of rmsnorm: %d rows of %d: expected n_row >= 0 and 1 to %d elements", a->n_row, a->d, BR_D_MODEL_MAX);
-    if (a->x_ld < a->d)
-        return br_fail(BR_E_SHAPE, "gradient of rmsnorm: row stride %d: expected at least %d", a->x_ld, a->d);
+    BR_TRY(bi_grad_check_rmsnorm(a));
     if (a->n_row == 0 || !a->dx)
         return BR_OK;
     rmsnorm_kernel<<<(unsigned)a->n_row, THREADS, 0, ctx->cuda->stream>>>(*a);
@@ -121,10 +119,7 @@ static __global__ void __launch_bounds__(CONV_CHAN) conv_kernel(conv_args a) {
 br_status bi_grad_conv_cuda(bi_grad_ctx *ctx, const bi_grad_conv_args *a) {
     const bi_batch *batch = a->batch;
     const conv_args args = {batch->seg, batch->row_seg, a->x, a->w, a->dy, a->dx, batch->n_row, a->n_chan, a->x_ld};
-    if (batch->n_row < 0 || a->n_chan < 1)
-        return br_fail(BR_E_SHAPE, "gradient of conv: %d rows of %d channels: expected n_row >= 0, n_chan >= 1", batch->n_row, a->n_chan);
-    if (a->x_ld < a->n_chan)
-        return br_fail(BR_E_SHAPE, "gradient of conv: row stride %d: expected at least %d", a->x_ld, a->n_chan);
+    BR_TRY(bi_grad_check_conv(a));
     if (batch->n_row == 0 || !a->dx)
         return BR_OK;
     const dim3 grid((unsigned)bi_ceil_div(a->n_chan, CONV_CHAN), (unsigned)bi_ceil_div(batch->n_row, CONV_ROWS));
@@ -158,9 +153,7 @@ static __global__ void __launch_bounds__(THREADS) kda_gate_kernel(bi_grad_kda_ga
 }
 
 br_status bi_grad_kda_gate_cuda(bi_grad_ctx *ctx, const bi_grad_kda_gate_args *a) {
-    if (a->n_row < 0 || a->n_head < 1 || a->d < 1)
-        return br_fail(BR_E_SHAPE, "gradient of kda_gate: %d rows of %d heads of %d: expected n_row >= 0, n_head and d >= 1", a->n_row, a->n_head,
-                       a->d);
+    BR_TRY(bi_grad_check_kda_gate(a));
     if (a->n_row == 0)
         return BR_OK;
     const int64_t n = (int64_t)a->n_row * a->n_head * (a->d + 1);
@@ -192,9 +185,7 @@ static __global__ void __launch_bounds__(THREADS) kda_norm_kernel(bi_grad_kda_no
 }
 
 br_status bi_grad_kda_norm_cuda(bi_grad_ctx *ctx, const bi_grad_kda_norm_args *a) {
-    if (a->n_row < 0 || a->n_head < 1 || a->d < 1)
-        return br_fail(BR_E_SHAPE, "gradient of kda_norm: %d rows of %d heads of %d: expected n_row >= 0, n_head and d >= 1", a->n_row, a->n_head,
-                       a->d);
+    BR_TRY(bi_grad_check_kda_norm(a));
     if (a->n_row == 0)
         return BR_OK;
     kda_norm_kernel<<<(unsigned)bi_ceil_div((int64_t)a->n_row * a->n_head, WARPS), THREADS, 0, ctx->cuda->stream>>>(*a);
@@ -281,9 +272,7 @@ static __global__ void __launch_bounds__(THREADS) attnres_kernel(res_args a) {
 }
 
 br_status bi_grad_attnres_cuda(bi_grad_ctx *ctx, const bi_grad_attnres_args *a) {
-    if (a->n_row < 0 || a->d < 1 || a->n_bank < 1 || a->n_bank > BR_BANK_MAX)
-        return br_fail(BR_E_SHAPE, "gradient of attnres: %d rows of %d, bank of %d: expected n_row >= 0, d >= 1, a bank of 1 to %d", a->n_row, a->d,
-                       a->n_bank, BR_BANK_MAX);
+    BR_TRY(bi_grad_check_attnres(a));
     res_args args = {};
     args.w = a->w;
     args.dy = a->dy;

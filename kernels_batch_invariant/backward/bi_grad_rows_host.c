@@ -3,6 +3,7 @@
  * Layer: kernels_batch_invariant. A row (conv: a tile of channels of a segment) belongs to one thread. Sums run in eight lanes, lane l the
  * elements l, l + 8, .., which are added up at the end. */
 #include "bi_grad_host.h"
+#include "bi_grad_rows_check.h"
 
 #include <math.h>
 
@@ -69,10 +70,7 @@ static void rmsnorm_row(const void *args, int32_t t) {
 }
 
 br_status bi_grad_rmsnorm_host(bi_grad_ctx *ctx, const bi_grad_norm_args *a) {
-    if (a->n_row < 0 || a->d < 1 || a->d > BR_D_MODEL_MAX)
-        return br_fail(BR_E_SHAPE, "gradient of rmsnorm: %d rows of %d: expected n_row >= 0 and 1 to %d elements", a->n_row, a->d, BR_D_MODEL_MAX);
-    if (a->x_ld < a->d)
-        return br_fail(BR_E_SHAPE, "gradient of rmsnorm: row stride %d: expected at least %d", a->x_ld, a->d);
+    BR_TRY(bi_grad_check_rmsnorm(a));
     if (a->dx)
         rows_run(ctx, rmsnorm_row, a, a->n_row, 4 * (int64_t)a->d);
     return BR_OK;
@@ -128,10 +126,7 @@ static void conv_tile(const void *args, int32_t job) {
 br_status bi_grad_conv_host(bi_grad_ctx *ctx, const bi_grad_conv_args *a) {
     const bi_batch *batch = a->batch;
     int32_t end = 0;
-    if (batch->n_row < 0 || a->n_chan < 1)
-        return br_fail(BR_E_SHAPE, "gradient of conv: %d rows of %d channels: expected n_row >= 0, n_chan >= 1", batch->n_row, a->n_chan);
-    if (a->x_ld < a->n_chan)
-        return br_fail(BR_E_SHAPE, "gradient of conv: row stride %d: expected at least %d", a->x_ld, a->n_chan);
+    BR_TRY(bi_grad_check_conv(a));
     for (int32_t i = 0; i < batch->n_seg; i++) {
         if (batch->seg[i].n_row && batch->seg[i].pos)
             return br_fail(BR_E_ARG, "gradient of conv: segment %d begins at position %d: expected 0", i, batch->seg[i].pos);
@@ -180,9 +175,7 @@ static void gate_row(const void *args, int32_t t) {
 }
 
 br_status bi_grad_kda_gate_host(bi_grad_ctx *ctx, const bi_grad_kda_gate_args *a) {
-    if (a->n_row < 0 || a->n_head < 1 || a->d < 1)
-        return br_fail(BR_E_SHAPE, "gradient of kda_gate: %d rows of %d heads of %d: expected n_row >= 0, n_head and d >= 1", a->n_row, a->n_head,
-                       a->d);
+    BR_TRY(bi_grad_check_kda_gate(a));
     if (a->df || a->db)
         rows_run(ctx, gate_row, a, a->n_row, 16 * (int64_t)a->n_head * a->d);
     return BR_OK;
@@ -216,9 +209,7 @@ static void kda_norm_row(const void *args, int32_t t) {
 }
 
 br_status bi_grad_kda_norm_host(bi_grad_ctx *ctx, const bi_grad_kda_norm_args *a) {
-    if (a->n_row < 0 || a->n_head < 1 || a->d < 1)
-        return br_fail(BR_E_SHAPE, "gradient of kda_norm: %d rows of %d heads of %d: expected n_row >= 0, n_head and d >= 1", a->n_row, a->n_head,
-                       a->d);
+    BR_TRY(bi_grad_check_kda_norm(a));
     if (a->d_o || a->dgate)
         rows_run(ctx, kda_norm_row, a, a->n_row, 32 * (int64_t)a->n_head * a->d);
     return BR_OK;
@@ -289,9 +280,7 @@ static void attnres_row(const void *args, int32_t t) {
 }
 
 br_status bi_grad_attnres_host(bi_grad_ctx *ctx, const bi_grad_attnres_args *a) {
-    if (a->n_row < 0 || a->d < 1 || a->n_bank < 1 || a->n_bank > BR_BANK_MAX)
-        return br_fail(BR_E_SHAPE, "gradient of attnres: %d rows of %d, bank of %d: expected n_row >= 0, d >= 1, a bank of 1 to %d", a->n_row, a->d,
-                       a->n_bank, BR_BANK_MAX);
+    BR_TRY(bi_grad_check_attnres(a));
     rows_run(ctx, attnres_row, a, a->n_row, 6 * (int64_t)a->d * (a->n_bank + 1));
     return BR_OK;
 }

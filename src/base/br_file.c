@@ -59,40 +59,49 @@ void br_file_unmap(br_map *map) {
     *map = (br_map){0};
 }
 
-static br_status write_all(int fd, const char *path, const unsigned char *bytes, size_t n) {
+br_status br_file_begin(const char *path, br_file_part *out) {
+    out->path = path;
+    if ((size_t)snprintf(out->part, sizeof out->part, "%s.part", path) >= sizeof out->part)
+        return br_fail(BR_E_LIMIT, "%s: path longer than %d bytes", path, BR_PATH_BYTES);
+    out->fd = open(out->part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (out->fd < 0)
+        return br_fail(BR_E_IO, "%s: cannot create: %s", out->part, strerror(errno));
+    return BR_OK;
+}
+
+br_status br_file_put(br_file_part *part, const void *bytes, size_t n) {
+    const unsigned char *from = bytes;
     while (n > 0) {
-        if (fault_due(&write_countdown))
-            return br_fail(BR_E_IO, "%s: cannot write: injected fault", path);
-        ssize_t done = write(fd, bytes, n);
+        ssize_t done = write(part->fd, from, n);
         if (done < 0 && errno == EINTR)
             continue;
         if (done < 0)
-            return br_fail(BR_E_IO, "%s: cannot write %zu bytes: %s", path, n, strerror(errno));
-        bytes += done;
+            return br_fail(BR_E_IO, "%s: cannot write %zu bytes: %s", part->part, n, strerror(errno));
+        from += done;
         n -= (size_t)done;
     }
     return BR_OK;
 }
 
-br_status br_file_write(const char *path, const void *bytes, size_t n) {
-    br_status status;
-    char part[BR_PATH_BYTES];
-    if ((size_t)snprintf(part, sizeof part, "%s.part", path) >= sizeof part)
-        return br_fail(BR_E_LIMIT, "%s: path longer than %d bytes", path, BR_PATH_BYTES);
-    int fd = open(part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (fd < 0)
-        return br_fail(BR_E_IO, "%s: cannot create: %s", part, strerror(errno));
-    BR_TRY_GOTO(write_all(fd, part, bytes, n), exit);
-    if (fsync(fd) != 0)
-        status = br_fail(BR_E_IO, "%s: cannot flush: %s", part, strerror(errno));
-exit:
-    if (close(fd) != 0 && status == BR_OK)
-        status = br_fail(BR_E_IO, "%s: cannot close: %s", part, strerror(errno));
-    if (status == BR_OK && rename(part, path) != 0)
-        status = br_fail(BR_E_IO, "%s: cannot rename to %s: %s", part, path, strerror(errno));
+br_status br_file_end(br_file_part *part, br_status written) {
+    br_status status = written;
+    if (status == BR_OK && fault_due(&write_countdown))
+        status = br_fail(BR_E_IO, "%s: cannot write: injected fault", part->part);
+    if (status == BR_OK && fsync(part->fd) != 0)
+        status = br_fail(BR_E_IO, "%s: cannot flush: %s", part->part, strerror(errno));
+    if (close(part->fd) != 0 && status == BR_OK)
+        status = br_fail(BR_E_IO, "%s: cannot close: %s", part->part, strerror(errno));
+    if (status == BR_OK && rename(part->part, part->path) != 0)
+        status = br_fail(BR_E_IO, "%s: cannot rename to %s: %s", part->part, part->path, strerror(errno));
     if (status != BR_OK)
-        unlink(part);
+        unlink(part->part);
     return status;
+}
+
+br_status br_file_write(const char *path, const void *bytes, size_t n) {
+    br_file_part part;
+    BR_TRY(br_file_begin(path, &part));
+    return br_file_end(&part, br_file_put(&part, bytes, n));
 }
 
 br_status br_file_make_dir(const char *path) {

@@ -23,6 +23,12 @@ static br_status check_disk(h5_stream *s, const char *doing) {
     return s->disk.error ? failed(s, doing) : BR_OK;
 }
 
+static void forget_handles(h5_stream *s) {
+    s->file = s->commit = H5I_INVALID_HID;
+    for (int i = 0; i < H5_COLUMN_MAX; i++)
+        s->set[i] = H5I_INVALID_HID;
+}
+
 static br_status part_path(const char *path, char part[BR_PATH_BYTES]) {
     if ((size_t)snprintf(part, BR_PATH_BYTES, "%s.part", path) >= BR_PATH_BYTES)
         return br_fail(BR_E_LIMIT, "%.200s: path longer than %d bytes", path, BR_PATH_BYTES);
@@ -108,10 +114,8 @@ br_status h5_stream_columns(h5_stream *s) {
 br_status h5_stream_create(h5_stream *s, const char *path, int packed, const h5_column *column, int32_t n_column) {
     char part[BR_PATH_BYTES];
     BR_ASSERT(n_column <= H5_COLUMN_MAX);
-    *s = (h5_stream){.column = column, .n_column = n_column, .packed = packed,
-                     .file = H5I_INVALID_HID, .commit = H5I_INVALID_HID, .disk = {.fd = -1}};
-    for (int i = 0; i < H5_COLUMN_MAX; i++)
-        s->set[i] = H5I_INVALID_HID;
+    *s = (h5_stream){.column = column, .n_column = n_column, .packed = packed, .disk = {.fd = -1}};
+    forget_handles(s);
     BR_TRY(part_path(path, part));
     snprintf(s->path, sizeof s->path, "%s", path);
     s->file = h5_disk_create(part, !packed, &s->disk);
@@ -148,7 +152,7 @@ static br_status flush_to_disk(h5_stream *s) {
     return check_disk(s, "flush");
 }
 
-br_status h5_stream_commit(h5_stream *s, const uint64_t count[H5_SPACE_MAX]) {
+static br_status write_commit(h5_stream *s, const uint64_t count[H5_SPACE_MAX]) {
     uint64_t commit[H5_COMMIT_WORDS];
     memcpy(commit, count, H5_SPACE_MAX * sizeof commit[0]);
     commit[H5_SPACE_MAX] = h5_commit_check(commit);
@@ -159,12 +163,13 @@ br_status h5_stream_commit(h5_stream *s, const uint64_t count[H5_SPACE_MAX]) {
 }
 
 /* The switch drops what HDF5 holds in memory and reads it again: it must be on the disk before. */
-br_status h5_stream_begin_swmr(h5_stream *s) {
+static br_status begin_swmr(h5_stream *s) {
     BR_TRY(flush_to_disk(s));
     return H5Fstart_swmr_write(s->file) >= 0 ? check_disk(s, "switch to a stream") : failed(s, "switch to a stream");
 }
 
-br_status h5_stream_publish(const char *path) {
+/* Syncs "path.part" and renames it. */
+static br_status publish(const char *path) {
     br_status status = BR_OK;
     char part[BR_PATH_BYTES];
     BR_TRY(part_path(path, part));
@@ -176,6 +181,19 @@ br_status h5_stream_publish(const char *path) {
     if (status == BR_OK && rename(part, path) != 0)
         status = br_fail(BR_E_IO, "%s: cannot rename to %s: %s", part, path, strerror(errno));
     return status;
+}
+
+br_status h5_stream_commit(h5_stream *s, const uint64_t count[H5_SPACE_MAX]) {
+    if (s->in_place)
+        return write_commit(s, count);
+    if (!s->packed)
+        BR_TRY(begin_swmr(s));
+    BR_TRY(write_commit(s, count));
+    if (s->packed) /* renamed only once HDF5 has closed it */
+        BR_TRY(h5_stream_close(s));
+    BR_TRY(publish(s->path));
+    s->in_place = 1;
+    return BR_OK;
 }
 
 void h5_stream_discard(const char *path) {
@@ -192,6 +210,7 @@ br_status h5_stream_close(h5_stream *s) {
         (void)failed(s, "close " H5_COMMIT_PATH);
     if (s->file >= 0 && H5Fclose(s->file) < 0)
         (void)failed(s, "close the file");
+    forget_handles(s);
     br_status status = check_disk(s, "close the file");
     return s->failed != BR_OK ? s->failed : status;
 }

@@ -13,7 +13,7 @@
 typedef struct h5_stream {
     char path[BR_PATH_BYTES]; /* for messages and renames: where the file ends up */
     const h5_column *column;  /* (n_column), the owner's */
-    int32_t n_column, packed;
+    int32_t n_column, packed, in_place; /* in_place: "path.part" is renamed */
     hid_t file, commit, set[H5_COLUMN_MAX]; /* negative: not open */
     h5_disk disk;
     br_status failed;         /* the first error; the stream then only closes */
@@ -26,14 +26,13 @@ br_status h5_stream_text(h5_stream *stream, const char *name, const char *text);
 br_status h5_stream_columns(h5_stream *stream);                                  /* all of them, empty */
 /* Writes rows at .. at + n - 1, extending the column. */
 br_status h5_stream_rows(h5_stream *stream, int column, int64_t at, int64_t n, const void *rows);
-/* Flush, commit record, flush, each down to the disk. */
+/* Flush, commit record, flush, each down to the disk. The first commit puts the file in its place: a stream switches before it and is
+ * renamed behind it; a packed file is closed, then renamed, and takes no other. */
 br_status h5_stream_commit(h5_stream *stream, const uint64_t count[H5_SPACE_MAX]);
-br_status h5_stream_begin_swmr(h5_stream *stream);
 /* Closes what is open. The status is that of all that was written: BR_E_IO when HDF5 could not write what it held. */
 br_status h5_stream_close(h5_stream *stream);
 /* BR_OK, or the first error again: a stream that failed takes nothing more. */
 br_status h5_stream_check(const h5_stream *stream);
-br_status h5_stream_publish(const char *path); /* syncs "path.part" and renames it to path */
-void h5_stream_discard(const char *path);      /* removes "path.part", after a failure */
+void h5_stream_discard(const char *path); /* removes "path.part", after a failure */
 
 #endif

@@ -37,28 +37,13 @@ static br_status close_writer(ledger_writer *w) {
     return status;
 }
 
-/* Makes "path.part" without a step, not committed. packed: with filters; else it becomes a stream. */
-static br_status open_writer(const char *path, const ledger_run *run, const char *config, int packed, ledger_writer **out) {
-    br_status status;
-    ledger_writer *w;
-    *out = NULL;
-    BR_TRY(br_mem_alloc((void **)&w, sizeof *w, "the ledger's writer"));
-    BR_TRY_GOTO(create_all(w, path, run, config, packed), fail);
-    *out = w;
-    return BR_OK;
-fail:
-    (void)close_writer(w);
-    h5_stream_discard(path);
-    return status;
-}
+/* ---- a file in its place ---------------------------------------------------------------------------------------------- */
 
 static br_status commit(ledger_writer *w) {
     const uint64_t count[H5_SPACE_MAX] = {[LEDGER_SPACE_STEP] = (uint64_t)w->n_step, [LEDGER_SPACE_SEQ] = (uint64_t)w->n_seq,
                                           [LEDGER_SPACE_TOK] = (uint64_t)w->n_tok};
     return h5_stream_commit(&w->stream, count);
 }
-
-/* ---- copies ----------------------------------------------------------------------------------------------------------- */
 
 static br_status copy_steps(ledger_writer *w, const ledger_reader *from, int64_t n_step) {
     const int64_t n_seq = ledger_seq_begin(from)[n_step], n_tok = ledger_offset(from)[n_seq];
@@ -75,54 +60,44 @@ static br_status copy_steps(ledger_writer *w, const ledger_reader *from, int64_t
     return BR_OK;
 }
 
-/* The finished form of the file at `path`, which is closed and committed. It is renamed only once HDF5 has closed it. */
-static br_status pack(const char *path) {
+/* The file with the first n_step steps of `from`, or with none, committed and at `path`. packed: its finished form; else a stream. */
+static br_status open_writer(const char *path, const ledger_run *run, const char *config, int packed, const ledger_reader *from, int64_t n_step,
+                             ledger_writer **out) {
     br_status status;
+    ledger_writer *w;
+    ledger_run stored = *run;
+    stored.n_step_closed = packed ? n_step : -1;
+    *out = NULL;
+    BR_TRY(br_mem_alloc((void **)&w, sizeof *w, "the ledger's writer"));
+    BR_TRY_GOTO(create_all(w, path, &stored, config, packed), fail);
+    if (from)
+        BR_TRY_GOTO(copy_steps(w, from, n_step), fail);
+    BR_TRY_GOTO(commit(w), fail);
+    *out = w;
+    return BR_OK;
+fail:
+    (void)close_writer(w);
+    h5_stream_discard(path);
+    return status;
+}
+
+/* The finished form of the file at `path`, which is closed and committed. */
+static br_status pack(const char *path) {
     ledger_reader *reader = NULL;
     ledger_writer *w = NULL;
     BR_TRY(ledger_open(path, &reader));
-    ledger_run run = *ledger_run_of(reader);
-    run.n_step_closed = ledger_step_count(reader);
-    BR_TRY_GOTO(open_writer(path, &run, ledger_config_of(reader), 1, &w), exit);
-    status = copy_steps(w, reader, run.n_step_closed);
-    if (status == BR_OK)
-        status = commit(w);
-    br_status closed = close_writer(w);
-    status = status == BR_OK ? closed : status;
-    if (status == BR_OK)
-        status = h5_stream_publish(path);
-    if (status != BR_OK)
-        h5_stream_discard(path);
-exit:
+    br_status status = open_writer(path, ledger_run_of(reader), ledger_config_of(reader), 1, reader, ledger_step_count(reader), &w);
+    br_mem_free(w);
     ledger_close(reader);
     return status;
 }
 
 /* ---- the public writer ------------------------------------------------------------------------------------------------ */
 
-static br_status create_stream(const char *path, const ledger_run *run, const char *config, const ledger_reader *prefix, int64_t n_step,
-                               ledger_writer **out) {
-    br_status status;
-    ledger_run open_run = *run;
-    open_run.n_step_closed = -1;
-    BR_TRY(open_writer(path, &open_run, config, 0, out));
-    if (prefix)
-        BR_TRY_GOTO(copy_steps(*out, prefix, n_step), fail);
-    BR_TRY_GOTO(h5_stream_begin_swmr(&(*out)->stream), fail);
-    BR_TRY_GOTO(commit(*out), fail);
-    BR_TRY_GOTO(h5_stream_publish(path), fail);
-    return BR_OK;
-fail:
-    (void)close_writer(*out);
-    *out = NULL;
-    h5_stream_discard(path);
-    return status;
-}
-
 br_status ledger_writer_open(const char *path, const ledger_run *run, const char *config, const ledger_reader *prefix, int64_t n_step,
                              ledger_writer **out) {
     h5_scope scope = h5_scope_begin();
-    br_status status = create_stream(path, run, config, prefix, n_step, out);
+    br_status status = open_writer(path, run, config, 0, prefix, n_step, out);
     h5_scope_end(scope);
     return status;
 }

@@ -50,25 +50,7 @@ static br_status close_writer(rollout_writer *w) {
     return status;
 }
 
-/* Makes "path.part" with every dataset, empty, not committed. packed: with filters; else it becomes a stream. */
-static br_status open_writer(const char *path, const rollout_meta *meta, int packed, rollout_writer **out) {
-    br_status status;
-    rollout_writer *w;
-    *out = NULL;
-    BR_TRY(check_meta(path, meta));
-    BR_TRY(br_mem_alloc((void **)&w, sizeof *w, "the rollout writer"));
-    w->meta = *meta;
-    snprintf(w->meta.engine_build, sizeof w->meta.engine_build, "%s", BR_VERSION_TEXT);
-    rollout_columns(meta, w->column);
-    w->link = rollout_chain_first(meta);
-    BR_TRY_GOTO(create_all(w, path, packed), fail);
-    *out = w;
-    return BR_OK;
-fail:
-    (void)close_writer(w);
-    h5_stream_discard(path);
-    return status;
-}
+/* ---- a file in its place ---------------------------------------------------------------------------------------------- */
 
 static br_status commit(rollout_writer *w) {
     const uint64_t count[H5_SPACE_MAX] = {
@@ -78,8 +60,6 @@ static br_status commit(rollout_writer *w) {
     w->n_pending = 0;
     return BR_OK;
 }
-
-/* ---- copies ----------------------------------------------------------------------------------------------------------- */
 
 static br_status copy_columns(rollout_writer *w, const rollout_reader *from) {
     int64_t n_seq = rollout_seq_count(from), n_tok = rollout_tok_count(from);
@@ -93,53 +73,46 @@ static br_status copy_columns(rollout_writer *w, const rollout_reader *from) {
     return BR_OK;
 }
 
-/* The finished form of the file at `path`, which is closed and committed. It is renamed only once HDF5 has closed it. */
-static br_status pack(const char *path) {
+/* The file with the sequences of `from`, or with none, committed and at `path`. packed: its finished form; else a stream. */
+static br_status open_writer(const char *path, const rollout_meta *meta, int packed, const rollout_reader *from, rollout_writer **out) {
     br_status status;
+    rollout_writer *w;
+    *out = NULL;
+    BR_TRY(check_meta(path, meta));
+    BR_TRY(br_mem_alloc((void **)&w, sizeof *w, "the rollout writer"));
+    w->meta = *meta;
+    w->meta.n_seq_closed = packed ? rollout_seq_count(from) : -1;
+    snprintf(w->meta.engine_build, sizeof w->meta.engine_build, "%s", BR_VERSION_TEXT);
+    rollout_columns(meta, w->column);
+    w->link = rollout_chain_first(meta);
+    BR_TRY_GOTO(create_all(w, path, packed), fail);
+    if (from)
+        BR_TRY_GOTO(copy_columns(w, from), fail);
+    BR_TRY_GOTO(commit(w), fail);
+    *out = w;
+    return BR_OK;
+fail:
+    (void)close_writer(w);
+    h5_stream_discard(path);
+    return status;
+}
+
+/* The finished form of the file at `path`, which is closed and committed. */
+static br_status pack(const char *path) {
     rollout_reader *reader = NULL;
     rollout_writer *w = NULL;
     BR_TRY(rollout_open(path, &reader));
-    rollout_meta meta = *rollout_reader_meta(reader);
-    meta.n_seq_closed = rollout_seq_count(reader);
-    BR_TRY_GOTO(open_writer(path, &meta, 1, &w), exit);
-    status = copy_columns(w, reader);
-    if (status == BR_OK)
-        status = commit(w);
-    br_status closed = close_writer(w);
-    status = status == BR_OK ? closed : status;
-    if (status == BR_OK)
-        status = h5_stream_publish(path);
-    if (status != BR_OK)
-        h5_stream_discard(path);
-exit:
+    br_status status = open_writer(path, rollout_reader_meta(reader), 1, reader, &w);
+    br_mem_free(w);
     rollout_reader_close(reader);
     return status;
 }
 
 /* ---- the public writer ------------------------------------------------------------------------------------------------ */
 
-static br_status create_stream(const char *path, const rollout_meta *meta, const rollout_reader *prefix,
-                               rollout_writer **out) {
-    br_status status;
-    rollout_meta open_meta = *meta;
-    open_meta.n_seq_closed = -1;
-    BR_TRY(open_writer(path, &open_meta, 0, out));
-    if (prefix)
-        BR_TRY_GOTO(copy_columns(*out, prefix), fail);
-    BR_TRY_GOTO(h5_stream_begin_swmr(&(*out)->stream), fail);
-    BR_TRY_GOTO(commit(*out), fail);
-    BR_TRY_GOTO(h5_stream_publish(path), fail);
-    return BR_OK;
-fail:
-    (void)close_writer(*out);
-    *out = NULL;
-    h5_stream_discard(path);
-    return status;
-}
-
 br_status rollout_create(const char *path, const rollout_meta *meta, rollout_writer **out) {
     h5_scope scope = h5_scope_begin();
-    br_status status = create_stream(path, meta, NULL, out);
+    br_status status = open_writer(path, meta, 0, NULL, out);
     h5_scope_end(scope);
     return status;
 }
@@ -173,7 +146,7 @@ br_status rollout_resume(const char *path, const rollout_meta *meta, rollout_wri
     *out = NULL;
     BR_TRY_GOTO(rollout_open(path, &prefix), exit);
     BR_TRY_GOTO(check_same_run(path, rollout_reader_meta(prefix), meta), exit);
-    BR_TRY_GOTO(create_stream(path, meta, prefix, out), exit);
+    BR_TRY_GOTO(open_writer(path, meta, 0, prefix, out), exit);
 exit:
     rollout_reader_close(prefix);
     h5_scope_end(scope);

@@ -1,14 +1,12 @@
 /* The streaming writer of safetensors files; see safetensors.h. */
 #include "safetensors.h"
 
+#include "br_file.h"
 #include "br_mem.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { HEADER_ALIGN = 8 };
 
@@ -57,20 +55,7 @@ static br_status check_entry(const char *path, const st_out *e) {
     return BR_OK;
 }
 
-static br_status write_bytes(int fd, const char *path, const unsigned char *bytes, size_t n) {
-    while (n > 0) {
-        ssize_t done = write(fd, bytes, n);
-        if (done < 0 && errno == EINTR)
-            continue;
-        if (done < 0)
-            return br_fail(BR_E_IO, "%s: cannot write %zu bytes: %s", path, n, strerror(errno));
-        bytes += done;
-        n -= (size_t)done;
-    }
-    return BR_OK;
-}
-
-static br_status write_header(int fd, const char *path, const st_out *entry, int64_t n_entry) {
+static br_status write_header(br_file_part *part, const st_out *entry, int64_t n_entry) {
     header_text measured = {0}, text = {0};
     void *block;
     put_header(&measured, 0, entry, n_entry);
@@ -82,12 +67,12 @@ static br_status write_header(int fd, const char *path, const st_out *entry, int
     text.bytes = (char *)bytes + HEADER_ALIGN;
     put_header(&text, measured.n + 1, entry, n_entry);
     memset(text.bytes + measured.n, ' ', n_pad);
-    br_status status = write_bytes(fd, path, bytes, HEADER_ALIGN + n_header);
+    br_status status = br_file_put(part, bytes, HEADER_ALIGN + n_header);
     br_mem_free(block);
     return status;
 }
 
-static br_status write_data(int fd, const char *path, const st_out *entry, int64_t n_entry, st_fill fill, void *context) {
+static br_status write_data(br_file_part *part, const st_out *entry, int64_t n_entry, st_fill fill, void *context) {
     br_status status = BR_OK;
     void *bytes;
     BR_TRY(br_mem_alloc(&bytes, ST_WRITE_BYTES, "a write buffer"));
@@ -96,7 +81,7 @@ static br_status write_data(int fd, const char *path, const st_out *entry, int64
             uint64_t left = entry[i].n_byte - at;
             size_t n = left < ST_WRITE_BYTES ? (size_t)left : ST_WRITE_BYTES;
             BR_TRY_GOTO(fill(context, i, at, bytes, n), exit);
-            BR_TRY_GOTO(write_bytes(fd, path, bytes, n), exit);
+            BR_TRY_GOTO(br_file_put(part, bytes, n), exit);
             at += n;
         }
     }
@@ -106,25 +91,12 @@ exit:
 }
 
 br_status st_write(const char *path, const st_out *entry, int64_t n_entry, st_fill fill, void *context) {
-    br_status status;
-    char part[BR_PATH_BYTES];
+    br_file_part part;
     for (int64_t i = 0; i < n_entry; i++)
         BR_TRY(check_entry(path, &entry[i]));
-    if ((size_t)snprintf(part, sizeof part, "%s.part", path) >= sizeof part)
-        return br_fail(BR_E_LIMIT, "%s: path longer than %d bytes", path, BR_PATH_BYTES);
-    int fd = open(part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (fd < 0)
-        return br_fail(BR_E_IO, "%s: cannot create: %s", part, strerror(errno));
-    BR_TRY_GOTO(write_header(fd, part, entry, n_entry), exit);
-    BR_TRY_GOTO(write_data(fd, part, entry, n_entry, fill, context), exit);
-    if (fsync(fd) != 0)
-        status = br_fail(BR_E_IO, "%s: cannot flush: %s", part, strerror(errno));
-exit:
-    if (close(fd) != 0 && status == BR_OK)
-        status = br_fail(BR_E_IO, "%s: cannot close: %s", part, strerror(errno));
-    if (status == BR_OK && rename(part, path) != 0)
-        status = br_fail(BR_E_IO, "%s: cannot rename to %s: %s", part, path, strerror(errno));
-    if (status != BR_OK)
-        unlink(part);
-    return status;
+    BR_TRY(br_file_begin(path, &part));
+    br_status status = write_header(&part, entry, n_entry);
+    if (status == BR_OK)
+        status = write_data(&part, entry, n_entry, fill, context);
+    return br_file_end(&part, status);
 }
