@@ -19,6 +19,9 @@ typedef struct lora_scale {
 br_digest lora_digest_matrix(const uint16_t *value, int64_t n);
 /* Of a matrix that is made from a recipe: the recipe stands for its values. */
 br_digest lora_digest_recipe(const bi_weightgen *gen);
+/* What stands between name and digests: the 0, rank, rslora, alpha. */
+enum { LORA_DIGEST_SCALE_BYTES = 1 + 2 * sizeof(int32_t) + sizeof(double) };
+void lora_digest_scale(const lora_scale *scale, unsigned char out[LORA_DIGEST_SCALE_BYTES]);
 /* After br_hash_begin, once a map. name: n bytes, not ended by 0. */
 void lora_digest_add(br_hash_stream *stream, const char *name, size_t n, const lora_scale *scale, br_digest a, br_digest b);
 

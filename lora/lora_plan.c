@@ -11,6 +11,14 @@ int64_t lora_map_count(const br_config *config) {
     return n;
 }
 
+void lora_maps_of(const br_config *config, lora_map *map) {
+    br_expect at;
+    for (int64_t i = 0; br_weight_expect(config, i, &at) && at.cls < BR_CLASS_LORA_END; i++) {
+        map[i] = (lora_map){.cls = at.cls, .layer = at.layer, .expert = at.expert};
+        br_linear_shape(config, at.cls, at.layer, &map[i].n_out, &map[i].n_in);
+    }
+}
+
 void lora_plan_all(const br_config *config, lora_scale scale, lora_scale *plan) {
     for (int64_t i = 0, n = lora_map_count(config); i < n; i++)
         plan[i] = scale;

@@ -8,6 +8,12 @@
 #include "lora_slots.h"
 
 int64_t lora_map_count(const br_config *config);
+/* Such a map; (lora_map_count) of them, for those who look at each again and again. */
+typedef struct lora_map {
+    br_class cls;
+    int32_t layer, expert, n_out, n_in; /* expert -1: not of an expert */
+} lora_map;
+void lora_maps_of(const br_config *config, lora_map *map);
 /* Every map alike. */
 void lora_plan_all(const br_config *config, lora_scale scale, lora_scale *plan);
 /* Of a loaded adapter. */

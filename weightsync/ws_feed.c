@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-enum { SLOTS = 2, SLOT_VIEWS = 4096, FILLS = 4096, ALIGN = 16, DIRECT_MIN = 4096 };
+enum { SLOTS = 2, SLOT_VIEWS = 4096, ALIGN = 16, DIRECT_MIN = 4096 };
 
 /* So many bytes from src to this place of the slot. */
 typedef struct feed_run {
@@ -27,10 +27,12 @@ struct ws_feed {
     br_device *device;
     br_pool *pool;
     size_t slot_bytes;
-    int32_t n_view_max, n_seen, at, n_fill;
+    int32_t n_view_max, n_seen, at;
     feed_slot slot[SLOTS];
-    br_mirror fills, seen; /* (FILLS), (n_view_max) */
-    br_seen **to;          /* (n_view_max) where a result goes */
+    br_mirror seen; /* (n_view_max) */
+    br_seen **to;   /* (n_view_max) where a result goes */
+    uintptr_t known, known_end; /* addresses of values that stay, of one kind */
+    br_memory_kind kind;
 };
 
 /* ---- open ------------------------------------------------------------------------------------------------------------------ */
@@ -54,7 +56,6 @@ br_status ws_feed_open(br_device *device, br_pool *pool, size_t slot_bytes, int3
     f->n_view_max = n_view < SLOT_VIEWS ? SLOT_VIEWS : n_view;
     for (int i = 0; i < SLOTS; i++)
         BR_TRY_GOTO(open_slot(f, &f->slot[i]), exit);
-    BR_TRY_GOTO(br_mirror_open(device, FILLS * sizeof(br_fill), "runs to fill", &f->fills), exit);
     BR_TRY_GOTO(br_mirror_open(device, (size_t)f->n_view_max * sizeof(br_seen), "what was seen of values", &f->seen), exit);
     BR_TRY_GOTO(br_mem_alloc((void **)&f->to, (size_t)f->n_view_max * sizeof *f->to, "what was seen of values"), exit);
     *out = f;
@@ -71,7 +72,6 @@ void ws_feed_close(ws_feed *f) {
         br_mirror_close(f->device, &f->slot[i].bytes);
         br_mirror_close(f->device, &f->slot[i].jobs);
     }
-    br_mirror_close(f->device, &f->fills);
     br_mirror_close(f->device, &f->seen);
     br_mem_free(f->to);
     br_mem_free(f);
@@ -147,10 +147,25 @@ static br_status take_room(ws_feed *f, const unsigned char *src, size_t n, size_
     return BR_OK;
 }
 
+/* To ask for thousands of values of one block takes longer than to copy them on a GPU. What does not stay may be another's by the next call. */
+static br_memory_kind kind_of(ws_feed *f, const uint16_t *value, int32_t stays) {
+    const uintptr_t at = (uintptr_t)value;
+    const void *end;
+    if (stays && at >= f->known && at < f->known_end)
+        return f->kind;
+    const br_memory_kind kind = br_device_kind_of(f->device, value, &end);
+    if (stays) {
+        f->known = at;
+        f->known_end = (uintptr_t)end;
+        f->kind = kind;
+    }
+    return kind;
+}
+
 br_status ws_feed_write(ws_feed *f, const br_view *to, const uint16_t *value, int32_t stays, br_seen *seen) {
     const size_t n = (size_t)to->n_row * (size_t)to->n_col * sizeof *value;
     const unsigned char *bytes = (const unsigned char *)value;
-    const br_memory_kind kind = br_device_kind_of(f->device, value);
+    const br_memory_kind kind = kind_of(f, value, stays);
     const uint16_t *src = value;
     size_t at = 0;
     BR_ASSERT(n <= f->slot_bytes);
@@ -173,36 +188,18 @@ br_status ws_feed_write(ws_feed *f, const br_view *to, const uint16_t *value, in
     return kind == BR_MEMORY_DEVICE && !stays ? ws_feed_flush(f) : BR_OK;
 }
 
-static br_status send_fills(ws_feed *f) {
-    if (f->n_fill == 0)
-        return BR_OK;
-    BR_TRY(br_device_upload(f->device, f->fills.device, f->fills.host, (size_t)f->n_fill * sizeof(br_fill)));
-    BR_TRY(br_device_fill(f->device, (br_fill *)(void *)f->fills.device, f->n_fill));
-    f->n_fill = 0;
-    return br_device_mark(f->device, SLOTS);
-}
-
-br_status ws_feed_fill(ws_feed *f, const br_fill *fill) {
-    if (f->n_fill == FILLS)
-        BR_TRY(send_fills(f));
-    if (f->n_fill == 0)
-        BR_TRY(br_device_reach(f->device, SLOTS)); /* the ones before may still be read */
-    ((br_fill *)(void *)f->fills.host)[f->n_fill++] = *fill;
-    return BR_OK;
-}
-
 /* A failure forgets what was waiting. */
 br_status ws_feed_flush(ws_feed *f) {
     const int32_t n = f->n_seen;
     br_status status;
     BR_TRY_GOTO(send_slot(f), exit);
-    BR_TRY_GOTO(send_fills(f), exit);
     BR_TRY_GOTO(br_device_download(f->device, f->seen.host, f->seen.device, (size_t)n * sizeof(br_seen)), exit);
     BR_TRY_GOTO(br_device_wait(f->device), exit);
     for (int32_t i = 0; i < n; i++)
         if (f->to[i])
             *f->to[i] = ((br_seen *)(void *)f->seen.host)[i];
 exit:
-    f->n_seen = f->n_fill = 0;
+    f->n_seen = 0;
+    f->known_end = 0;
     return status;
 }

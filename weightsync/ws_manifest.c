@@ -9,11 +9,16 @@
 
 br_status ws_manifest_open(ws_manifest *manifest, const br_config *config) {
     *manifest = (ws_manifest){.config = config, .n_map = lora_map_count(config)};
+    BR_TRY(br_mem_alloc((void **)&manifest->map, (size_t)manifest->n_map * sizeof *manifest->map, "the maps of a model"));
+    lora_maps_of(config, manifest->map);
+    BR_TRY(lora_text_open(config, &manifest->text));
     BR_TRY(br_mem_alloc((void **)&manifest->plan, (size_t)manifest->n_map * sizeof *manifest->plan, "a plan of an adapter"));
     return br_mem_alloc((void **)&manifest->touched, (size_t)manifest->n_map * sizeof *manifest->touched, "a plan of an adapter");
 }
 
 void ws_manifest_close(ws_manifest *manifest) {
+    lora_text_close(&manifest->text);
+    br_mem_free(manifest->map);
     br_mem_free(manifest->touched);
     br_mem_free(manifest->plan);
     *manifest = (ws_manifest){0};
@@ -44,19 +49,17 @@ void ws_manifest_set(ws_manifest *manifest, const lora_scale *plan) {
         manifest->touched[manifest->n_tensor / 2] = i;
         manifest->n_tensor += 2;
     }
+    lora_text_set(&manifest->text, manifest->config, plan);
     manifest->digest = digest_of(manifest);
 }
 
 ws_tensor ws_manifest_at(const ws_manifest *manifest, int64_t i) {
-    br_expect map;
-    int32_t n_out = 0, n_in = 0;
     BR_ASSERT(i >= 0 && i < manifest->n_tensor);
     const int64_t at = manifest->touched[i / 2];
     const int32_t is_b = (int32_t)(i % 2), rank = manifest->plan[at].rank;
-    br_weight_expect(manifest->config, at, &map);
-    br_linear_shape(manifest->config, map.cls, map.layer, &n_out, &n_in);
-    return (ws_tensor){.map = at, .cls = map.cls, .layer = map.layer, .expert = map.expert, .is_b = is_b, .rank = rank,
-                       .n_row = is_b ? n_out : rank, .n_col = is_b ? rank : n_in};
+    const lora_map *map = &manifest->map[at];
+    return (ws_tensor){.map = at, .cls = map->cls, .layer = map->layer, .expert = map->expert, .is_b = is_b, .rank = rank,
+                       .n_row = is_b ? map->n_out : rank, .n_col = is_b ? rank : map->n_in};
 }
 
 void ws_manifest_name(const ws_manifest *manifest, int64_t i, char name[BR_NAME_BYTES]) {

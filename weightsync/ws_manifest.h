@@ -5,7 +5,7 @@
 #ifndef WS_MANIFEST_H
 #define WS_MANIFEST_H
 
-#include "lora_plan.h"
+#include "lora_text.h"
 
 typedef struct ws_tensor {
     int64_t map; /* entry of the plan */
@@ -17,8 +17,10 @@ typedef struct ws_tensor {
 typedef struct ws_manifest {
     const br_config *config; /* the caller's */
     int64_t n_map, n_tensor;
+    lora_map *map;    /* (n_map) */
     lora_scale *plan; /* (n_map) */
     int64_t *touched; /* (n_map) the n_tensor / 2 maps that the plan touches come first */
+    lora_text text;   /* of a version's digest */
     br_digest digest; /* of name, kind, dtype, shape, alpha and rslora of each tensor */
 } ws_manifest;
 

@@ -188,6 +188,8 @@ br_status ws_begin(ws_stage *s, int64_t version, uint32_t flags, int32_t n_old, 
         *answer = BR_SWAP_BUSY;
         return br_fail(BR_E_LIMIT, "adapter '%s': %d sequences run on the version before the live one: poll first", s->name, n_old);
     }
+    if (s->target.begin)
+        BR_TRY(s->target.begin(s->target.context, !s->live_way, s->next.plan));
     memset(s->whole, 0, 2 * (size_t)s->next.n_map);
     s->state = BR_SWAP_RECEIVING;
     s->version = version;
@@ -232,7 +234,7 @@ static br_status take_whole(ws_stage *s, int64_t i, const ws_tensor *t, const ui
     }
     s->written[way][t->map] = 1;
     BR_TRY(s->target.put(s->target.context, way, t, value, stays, &s->seen[i]));
-    if (!t->is_b)
+    if (!t->is_b && s->target.scale)
         BR_TRY(s->target.scale(s->target.context, way, t, &s->next.plan[t->map]));
     s->whole[i] = 1;
     s->n_whole++;
@@ -316,32 +318,26 @@ static br_status check_all_whole(const ws_stage *s) {
     return BR_OK;
 }
 
-static br_digest digest_of(const ws_stage *s) {
-    br_hash_stream stream;
-    br_hash_begin(&stream);
-    for (int64_t i = 0; i < s->next.n_tensor; i += 2) {
-        char name[BR_NAME_BYTES];
-        const ws_tensor t = ws_manifest_at(&s->next, i);
-        const size_t n = lora_module_name(s->config, t.cls, t.layer, t.expert, name);
-        lora_digest_add(&stream, name, n, &s->next.plan[t.map], s->seen[i].digest, s->seen[i + 1].digest);
-    }
-    return br_hash_end(&stream);
+static br_digest digest_of(ws_stage *s) {
+    for (int64_t i = 0; i < s->next.n_tensor / 2; i++)
+        lora_text_put(&s->next.text, i, s->seen[2 * i].digest, s->seen[2 * i + 1].digest);
+    return lora_text_digest(&s->next.text);
 }
 
 /* Maps that this version leaves alone but an earlier one in this place did not. */
 static br_status finish(ws_stage *s) {
     const int32_t way = !s->live_way;
-    br_expect map;
     for (int64_t i = 0; i < s->next.n_map; i++) {
         const lora_scale *scale = &s->next.plan[i];
+        const lora_map *map = &s->next.map[i];
         if (scale->rank || !s->written[way][i])
             continue;
-        br_weight_expect(s->config, i, &map);
-        ws_tensor t = {.map = i, .cls = map.cls, .layer = map.layer, .expert = map.expert};
+        ws_tensor t = {.map = i, .cls = map->cls, .layer = map->layer, .expert = map->expert};
         for (; t.is_b < 2; t.is_b++)
             BR_TRY(s->target.put(s->target.context, way, &t, NULL, 0, NULL));
         t.is_b = 0;
-        BR_TRY(s->target.scale(s->target.context, way, &t, scale));
+        if (s->target.scale)
+            BR_TRY(s->target.scale(s->target.context, way, &t, scale));
         s->written[way][i] = 0;
     }
     memcpy(s->plan[way], s->next.plan, (size_t)s->next.n_map * sizeof *s->plan[way]);

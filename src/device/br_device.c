@@ -129,8 +129,8 @@ br_status br_device_reach(br_device *device, int32_t i) {
     return device->op->reach(device, i);
 }
 
-br_memory_kind br_device_kind_of(br_device *device, const void *at) {
-    return device->op->kind_of(device, at);
+br_memory_kind br_device_kind_of(br_device *device, const void *at, const void **end) {
+    return device->op->kind_of(device, at, end);
 }
 
 br_status br_device_export(const void *at, br_ipc *out) {

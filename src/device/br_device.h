@@ -64,13 +64,13 @@ br_status br_device_elapsed(br_device *device, int32_t from, int32_t to, double 
 /* Waits until all before mark i is done; one that was never set is done. */
 br_status br_device_reach(br_device *device, int32_t i);
 
-/* What an address is to this device; to a host device all are BR_MEMORY_HOST. */
+/* What an address is to this device, and all from there to *end, as far as that is known; to a host device all are BR_MEMORY_HOST. */
 typedef enum br_memory_kind {
     BR_MEMORY_HOST,   /* a copy of it is a copy by the processor first */
     BR_MEMORY_LOCKED, /* host memory that the device reads by itself */
     BR_MEMORY_DEVICE
 } br_memory_kind;
-br_memory_kind br_device_kind_of(br_device *device, const void *at);
+br_memory_kind br_device_kind_of(br_device *device, const void *at, const void **end);
 
 /* Device memory of another process of the same machine, from its base on; its owner keeps it until unimport. BR_E_UNSUPPORTED: a host
  * device; BR_E_NOT_FOUND: nobody's, or it cannot be reached from this GPU. */

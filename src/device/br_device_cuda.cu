@@ -164,13 +164,33 @@ static br_status cuda_reach(br_device *device, int32_t i) {
     return mark ? check(cudaEventSynchronize(mark), "waiting for a mark") : BR_OK;
 }
 
-static br_memory_kind cuda_kind_of(br_device *device, const void *at) {
+/* The allocation on a GPU that an address lies in. */
+static int range_of(const void *at, uintptr_t *base, size_t *bytes) {
+    typedef int (*address_range)(unsigned long long *base, size_t *bytes, unsigned long long at);
+    cudaDriverEntryPointQueryResult found;
+    unsigned long long start = 0;
+    void *range = NULL;
+    if (cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &range, 12000, cudaEnableDefault, &found) != cudaSuccess ||
+        found != cudaDriverEntryPointSuccess || ((address_range)range)(&start, bytes, (uintptr_t)at) != 0) {
+        cudaGetLastError();
+        return 0;
+    }
+    *base = (uintptr_t)start;
+    return 1;
+}
+
+static br_memory_kind cuda_kind_of(br_device *device, const void *at, const void **end) {
     cudaPointerAttributes attributes;
+    uintptr_t base;
+    size_t bytes;
     (void)device;
+    *end = (const char *)at + 1;
     if (cudaPointerGetAttributes(&attributes, at) != cudaSuccess) {
         cudaGetLastError();
         return BR_MEMORY_HOST;
     }
+    if (attributes.type == cudaMemoryTypeDevice && range_of(at, &base, &bytes))
+        *end = (const void *)(base + bytes);
     return attributes.type == cudaMemoryTypeDevice ? BR_MEMORY_DEVICE : attributes.type == cudaMemoryTypeHost ? BR_MEMORY_LOCKED : BR_MEMORY_HOST;
 }
 
@@ -197,19 +217,13 @@ static void cuda_unimport(br_device *device, void *block) {
 
 /* A handle is of the whole allocation, whose base the driver knows. */
 extern "C" br_status br_device_cuda_export(const void *at, br_ipc *out) {
-    typedef int (*range_of)(unsigned long long *base, size_t *bytes, unsigned long long at);
-    cudaDriverEntryPointQueryResult found;
     cudaIpcMemHandle_t memory;
-    unsigned long long base = 0;
-    size_t bytes = 0;
-    void *range = NULL;
+    uintptr_t base;
+    size_t bytes;
     memset(out, 0, sizeof *out);
-    if (cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &range, 12000, cudaEnableDefault, &found) != cudaSuccess ||
-        found != cudaDriverEntryPointSuccess || ((range_of)range)(&base, &bytes, (uintptr_t)at) != 0) {
-        cudaGetLastError();
+    if (!range_of(at, &base, &bytes))
         return br_fail(BR_E_NOT_FOUND, "the address is no memory of a GPU: only that can be shared with another process");
-    }
-    const cudaError_t error = cudaIpcGetMemHandle(&memory, (void *)(uintptr_t)base);
+    const cudaError_t error = cudaIpcGetMemHandle(&memory, (void *)base);
     if (error != cudaSuccess) {
         cudaGetLastError();
         return br_fail(BR_E_UNSUPPORTED, "this GPU memory cannot be shared with another process: %s", cudaGetErrorString(error));

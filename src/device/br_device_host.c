@@ -81,9 +81,9 @@ static br_status host_reach(br_device *device, int32_t i) {
     return BR_OK;
 }
 
-static br_memory_kind host_kind_of(br_device *device, const void *at) {
+static br_memory_kind host_kind_of(br_device *device, const void *at, const void **end) {
     (void)device;
-    (void)at;
+    *end = (const char *)at + 1;
     return BR_MEMORY_HOST;
 }
 

@@ -11,6 +11,7 @@ typedef struct swap_name {
     br_engine *engine;
     int32_t name;
     ws_stage *stage;
+    adapter_image *image[BR_MODEL_WAYS]; /* NULL where the model's memory has no views, and so is the feed */
 } swap_name;
 
 /* Memory of another process that a version under way lies in. */
@@ -23,8 +24,7 @@ enum { SHARED_MAX = 64, SLOT_GAPS = 64 }; /* bytes lost to alignment with a map 
 
 struct engine_swap {
     int32_t n, n_shared;
-    ws_feed *feed;     /* NULL where the model's memory has no views, and so is reader */
-    ws_reader *reader;
+    ws_feed *feed;
     shared_block shared[SHARED_MAX];
     uint64_t epoch; /* rises with each switch in flight: what such sequences leave in the prefix index, no new root leads to */
     swap_name name[LORA_ADAPTER_MAX];
@@ -56,26 +56,19 @@ static br_status put_scale(void *context, int32_t way, const ws_tensor *tensor, 
 
 /* ---- the same where the model's memory has views: by the feed ------------------------------------------------------------------ */
 
-static br_status fill_one(void *context, const br_fill *fill) {
-    return ws_feed_fill(context, fill);
+static br_status feed_begin(void *context, int32_t way, const lora_scale *plan) {
+    const swap_name *s = context;
+    BR_TRY(adapter_image_lay(s->image[way], plan));
+    return adapter_image_surround(s->image[way]);
 }
 
 static br_status feed_put(void *context, int32_t way, const ws_tensor *tensor, const uint16_t *value, int32_t stays, br_seen *seen) {
     const swap_name *s = context;
-    const br_model *model = s->engine->loaded.model;
-    ws_feed *feed = s->engine->swap->feed;
-    const br_model_matrix at = matrix_of(s, way, tensor);
-    br_view view[2];
-    const int32_t n = br_model_adapter_views(model, &at, view);
+    int32_t n;
+    const br_view *view = adapter_image_views(s->image[way], tensor->map, tensor->is_b, &n);
     for (int32_t i = 0; i < n; i++)
-        BR_TRY(ws_feed_write(feed, &view[i], value, stays, i ? NULL : seen));
-    return br_model_adapter_room(model, &at, fill_one, feed);
-}
-
-static br_status feed_scale(void *context, int32_t way, const ws_tensor *tensor, const lora_scale *scale) {
-    const swap_name *s = context;
-    const br_model_matrix at = matrix_of(s, way, tensor);
-    return br_model_adapter_scales(s->engine->loaded.model, &at, scale->alpha, scale->rslora, fill_one, s->engine->swap->feed);
+        BR_TRY(ws_feed_write(s->engine->swap->feed, &view[i], value, stays, i ? NULL : seen));
+    return BR_OK;
 }
 
 /* Also lets go of what other processes share: all that was read is read. */
@@ -90,7 +83,7 @@ static br_status feed_flush(void *context) {
 
 static ws_target target_of(swap_name *s) {
     if (s->engine->swap->feed)
-        return (ws_target){.context = s, .put = feed_put, .scale = feed_scale, .flush = feed_flush};
+        return (ws_target){.context = s, .begin = feed_begin, .put = feed_put, .flush = feed_flush};
     return (ws_target){.context = s, .put = put, .scale = put_scale};
 }
 
@@ -115,12 +108,14 @@ static br_status open_name(br_engine *e, int32_t name) {
     const int starts_empty = !e->options.adapter[name].dir;
     br_digest *digest = &loaded->slot_digest[name * BR_MODEL_WAYS];
     *s = (swap_name){.engine = e, .name = name};
+    for (int32_t way = 0; way < BR_MODEL_WAYS && e->swap->feed; way++)
+        BR_TRY_GOTO(adapter_image_open(loaded, slot_of(s, way), &s->image[way]), exit);
     if (starts_empty)
         lora_plan_all(&loaded->config, (lora_scale){.rank = e->options.swap_rank, .alpha = e->options.swap_alpha}, plan);
     else
         lora_plan_of(loaded->adapters, &loaded->config, name, plan);
     if (lora_is_generated(loaded->adapters, name)) /* its successors are known by their values */
-        BR_TRY_GOTO(live_digest_opened(loaded, e->swap->reader, name, digest), exit);
+        BR_TRY_GOTO(live_digest_opened(loaded, s->image[0], name, digest), exit);
     const ws_options options = {.name = lora_name(loaded->adapters, name), .config = &loaded->config, .rank_max = e->options.swap_rank,
                                 .live = starts_empty ? NULL : plan, .next = plan, .live_digest = *digest,
                                 .target = target_of(s)};
@@ -150,8 +145,8 @@ static br_status open_feed(br_engine *e) {
     const br_loaded *loaded = &e->loaded;
     if (!br_model_has_views(loaded->model))
         return BR_OK;
-    BR_TRY(live_reader_open(loaded, &e->swap->reader));
-    return ws_feed_open(loaded->device, loaded->pool, slot_bytes(loaded), live_view_max(loaded), &e->swap->feed);
+    const int32_t n_view = 2 * (int32_t)lora_map_count(&loaded->config) + loaded->config.n_layer;
+    return ws_feed_open(loaded->device, loaded->pool, slot_bytes(loaded), n_view, &e->swap->feed);
 }
 
 br_status engine_swap_open(br_engine *e) {
@@ -165,12 +160,13 @@ br_status engine_swap_open(br_engine *e) {
 }
 
 void engine_swap_close(br_engine *e) {
-    for (int32_t i = 0; e->swap && i < e->swap->n; i++)
+    for (int32_t i = 0; e->swap && i < e->swap->n; i++) {
         ws_close(e->swap->name[i].stage);
-    if (e->swap) {
-        ws_feed_close(e->swap->feed);
-        ws_reader_close(e->swap->reader);
+        for (int32_t way = 0; way < BR_MODEL_WAYS; way++)
+            adapter_image_close(e->swap->name[i].image[way]);
     }
+    if (e->swap)
+        ws_feed_close(e->swap->feed);
     br_mem_free(e->swap);
 }
 
@@ -433,5 +429,5 @@ br_status br_engine_adapter_live_digest(br_engine *e, const char *name, br_diges
     const ws_status status = ws_status_of(stage);
     if (status.live_version < 0)
         return BR_OK;
-    return live_digest(&e->loaded, e->swap->reader, index * BR_MODEL_WAYS + status.live_way, ws_live_plan(stage), out);
+    return live_digest(&e->loaded, e->swap->name[index].image[status.live_way], index * BR_MODEL_WAYS + status.live_way, ws_live_plan(stage), out);
 }
