@@ -16,7 +16,7 @@ def adapters(model, prefix=""):
         if isinstance(module, (LoraLinear, AbsorbedLinear)) and hasattr(module, "adapter"):
             yield prefix + checkpoint_module(name), module.adapter, None
         elif isinstance(module, FusedLinear):
-            for part in module.parts:
+            for part in module.maps:
                 if hasattr(module, f"adapter_{part}"):
                     yield prefix + checkpoint_module(name, part), getattr(module, f"adapter_{part}"), None
         elif isinstance(module, ExpertLinear) and hasattr(module, "adapter"):

@@ -100,9 +100,7 @@ class Trainer:
         loss = -logprob[counted].mean()
         self.optimizer.zero_grad()
         loss.backward()
-        norm = float(torch.nn.utils.clip_grad_norm_([p for p in self.trained if p.grad is not None], 1.0))
-        if not math.isfinite(norm):
-            raise FloatingPointError(f"step {number}: the gradient's norm is {norm}")
+        lora.clip_gradients(self.trained, 1.0, number)
         self.optimizer.step()
         lora.publish(self.model)
         return float(loss.detach())
