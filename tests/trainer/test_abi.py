@@ -13,7 +13,7 @@ from bitroll.rows import Rows
 
 class Layout(unittest.TestCase):
     def test_every_field(self):
-        headers = ("bitroll_ledger.h", "bitroll_ops.h", "tb_trainer.h")
+        headers = ("bitroll_ledger.h", "bitroll_ops.h", "tb_mpi.h", "tb_trainer.h")
         lines = ["#include <stddef.h>", "#include <stdio.h>", *(f'#include "{h}"' for h in headers), "int main(void) {"]
         for name, struct in abi.STRUCTS.items():
             lines.append(f'printf("{name} - %zu\\n", sizeof({name}));')

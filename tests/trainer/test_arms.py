@@ -1,4 +1,5 @@
 """Control arms: each has one thing wrong on purpose, and the meters say so at the step at which it begins, and not before."""
+import types
 import unittest
 
 import rl_rig
@@ -38,12 +39,15 @@ class Arms(unittest.TestCase):
 
     def test_merging(self):
         a, b, w = torch.randn(2, 8).bfloat16(), torch.randn(4, 2).bfloat16(), torch.randn(4, 8).bfloat16()
-        checkpoint = type("Held", (), dict(tensors={"m.weight": w, "other": w}))
+        swapped, base = {}, types.SimpleNamespace(tensors={"m.weight": w, "other": w})
+        engine = types.SimpleNamespace(swap_base=lambda number, tensors: swapped.update(tensors))
+        arm = arms.Merged(engine, types.SimpleNamespace(lora=types.SimpleNamespace(s=2.0)), base)
         names = {"base_model.model.m.lora_A.weight": a, "base_model.model.m.lora_B.weight": b}
-        made = arms.merged(checkpoint, names, 2.0)
-        self.assertTrue(torch.equal(made["m.weight"], (w.float() + 2.0 * (b.float() @ a.float())).bfloat16()))
-        self.assertIs(made["other"], w)
-        self.assertTrue(torch.equal(arms.merged(checkpoint, {**names, "base_model.model.m.lora_B.weight": b * 0}, 2.0)["m.weight"], w))
+        self.assertEqual(arm.sync(1, names, 0, None), 2 * w.nbytes)
+        self.assertTrue(torch.equal(swapped["m.weight"], (w.float() + 2.0 * (b.float() @ a.float())).bfloat16()))
+        self.assertIs(swapped["other"], w)
+        arm.sync(2, {**names, "base_model.model.m.lora_B.weight": b * 0}, 0, None)
+        self.assertTrue(torch.equal(swapped["m.weight"], w))
 
     def test_experts_in_bf16(self):
         packed = Checkpoint(rl_rig.rig.checkpoint("pico")[0])

@@ -8,7 +8,7 @@ import unittest
 import torch
 
 import rig
-from bitroll import lora
+from bitroll import lora, peft
 from bitroll.model import Model
 from bitroll.rl import base_model, train_base
 from bitroll.rl.task import DIGIT_0, END, SEPARATOR, answer, decode
@@ -80,7 +80,7 @@ class Merged(unittest.TestCase):
         lora.publish(adapted.model)
         folder = os.path.join(rig.PLACE, "merged")
         shutil.copytree(adapted.folder, folder)
-        base_model.overlay(folder, train_base.merged(adapted.model, adapted.checkpoint, adapted.settings))
+        base_model.overlay(folder, peft.merged(adapted.checkpoint, train_base.masters(adapted.model, adapted.checkpoint.prefix), adapted.settings.s))
         token = torch.arange(3, 203, dtype=torch.int32)
 
         def log_probs(model):

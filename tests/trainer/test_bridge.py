@@ -1,6 +1,7 @@
 """The engine behind the bridge against the engine in this process: over a UNIX socket and over MPI the same bytes, and every fault an
 exception with a sentence. With arguments this file is the trainer of an MPI job that launch.sh runs."""
 import contextlib
+import ctypes
 import itertools
 import os
 import shutil
@@ -17,11 +18,12 @@ from unittest import mock
 import torch
 
 import rig
-from bitroll import abi, bridge, in_process, values
+from bitroll import abi, in_process, remote_texts, remote_weights, values
 from bitroll.bridge import Refused, Remote
 from bitroll.digests import NOTHING, adapter_digest, digest_of_bits, weights_digest
 from bitroll.in_process import INITIAL, RESYNC, Engine, Sample
 from bitroll.tensors import Checkpoint
+from bitroll.wire import TYPE
 
 WORKER = os.path.join(os.path.dirname(rig.BITROLL), "bitroll-worker")
 LAUNCH = os.path.join(rig.TREE, "trainer_bridge", "launch.sh")
@@ -51,11 +53,11 @@ def samples(n=12):
 def on_a_gpu(at=0):
     """As if all tensors lay on a GPU, their block `at` bytes behind the beginning of its allocation; what gives a block's handle."""
     def handle_of(block):
-        return abi.STRUCTS["br_ipc"](handle=(bridge.ctypes.c_uint8 * 64)(*(block.data_ptr() - at).to_bytes(8, "little")), offset=at)
+        return abi.STRUCTS["br_ipc"](handle=(ctypes.c_uint8 * 64)(*(block.data_ptr() - at).to_bytes(8, "little")), offset=at)
 
     def block_of(values):
         return torch.cat([value.reshape(-1) for value in values])
-    with mock.patch.object(bridge, "block_of", block_of), mock.patch.object(values, "block_of", block_of):
+    with mock.patch.object(remote_weights, "block_of", block_of), mock.patch.object(values, "block_of", block_of):
         yield handle_of
 
 
@@ -229,7 +231,6 @@ class Socket(unittest.TestCase):
                 remote.generate(samples(2), "base", 7, top_pp=0.5)
             remote.generate(samples(2), "base", 7)
 
-
     def test_no_score_is_a_certificate(self):
         with rigged() as r:
             for engine in (r.remote(), r.engine):
@@ -251,15 +252,15 @@ class Socket(unittest.TestCase):
         with rigged() as r:
             remote, texts = r.remote(), samples(3)
             remote.generate(texts, "base", 7, max_new=NEW, ignore_eos=1)
-            read = bridge.words_at
-            with mock.patch.object(bridge, "words_at", lambda words: [bits ^ (i == 2) for i, bits in enumerate(read(words))]):
+            read = remote_texts.words_at
+            with mock.patch.object(remote_texts, "words_at", lambda words: [bits ^ (i == 2) for i, bits in enumerate(read(words))]):
                 with self.assertRaisesRegex(abi.Error, "prompt 1: the log-probs are not those whose digest came with the tokens"):
                     remote.release(texts[2:], [texts[2].digest])
 
 
 class Swaps(unittest.TestCase):
     def test_chunks(self):
-        with rigged() as r, mock.patch.object(bridge, "CHUNK_BYTES", 1000):
+        with rigged() as r, mock.patch.object(remote_weights, "CHUNK_BYTES", 1000):
             remote, good = r.remote(), version(r.shapes, 0)
             send, sent = remote.send_chunk, []
 
@@ -285,7 +286,7 @@ class Swaps(unittest.TestCase):
 
             def flip(number, tensor, offset, address, n):
                 if tensor == 5:
-                    byte = (bridge.ctypes.c_ubyte * n).from_address(address)
+                    byte = (ctypes.c_ubyte * n).from_address(address)
                     byte[0] ^= 1
                 send(number, tensor, offset, address, n)
             remote.send_chunk = flip
@@ -304,7 +305,7 @@ class Swaps(unittest.TestCase):
             r.lose(first)
 
             def flip(kind, payload):
-                if kind == bridge.TYPE["W_CHUNK"] and len(payload) > 100:
+                if kind == TYPE["W_CHUNK"] and len(payload) > 100:
                     payload[99] ^= 4
             second = r.remote(path=tapped(r.path, flip))
             with self.assertRaisesRegex(abi.Error, "hash"):
@@ -318,15 +319,17 @@ class Swaps(unittest.TestCase):
         seen = []
         with rigged() as r, on_a_gpu(at=6) as handle_of:
             remote = r.remote()
-            remote.opens, remote.handle_of = True, handle_of
+            remote.opens, remote.handle_of, post = True, handle_of, remote.post
 
-            def open_here(number, tensor, message):
+            def open_here(name, message, number=0, tensor=0):
+                if name != "W_IPC":
+                    return post(name, message, number, tensor)
                 sent = message.w_ipc
                 self.assertEqual(sent.handle.n, abi.CONSTANTS["BR_IPC_HANDLE_BYTES"])
-                address = int.from_bytes(bridge.ctypes.string_at(sent.handle.p, 8), "little") + sent.offset
+                address = int.from_bytes(ctypes.string_at(sent.handle.p, 8), "little") + sent.offset
                 seen.append(tensor)
                 remote.send_chunk(number, tensor, 0, address, 2 * r.shapes[list(r.shapes)[tensor]][0] * r.shapes[list(r.shapes)[tensor]][1])
-            remote.send_handle = open_here
+            remote.post = open_here
             for number in (0, 1):
                 tensors = version(r.shapes, number)
                 self.assertEqual(remote.swap("policy", number, tensors, 0 if number else INITIAL),
@@ -366,8 +369,8 @@ class Swaps(unittest.TestCase):
                 tensors = version(r.shapes, number)
                 self.assertEqual(remote.swap("policy", number, tensors, 0 if number else INITIAL),
                                  r.engine.swap("policy", number, tensors, 0 if number else INITIAL))
-                self.assertEqual(kinds.count(bridge.TYPE["W_IPC"]), len(r.shapes))
-                self.assertEqual(kinds.count(bridge.TYPE["W_CHUNK"]), (1 + number) * len(r.shapes))
+                self.assertEqual(kinds.count(TYPE["W_IPC"]), len(r.shapes))
+                self.assertEqual(kinds.count(TYPE["W_CHUNK"]), (1 + number) * len(r.shapes))
             self.assertFalse(remote.opens or remote.last_swap["by_handle"])
 
     def test_memory_that_cannot_be_shared(self):

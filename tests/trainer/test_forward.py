@@ -20,7 +20,7 @@ def plain_lines(r, texts):
     rows.trace = StageHash(rows, [f"s{i}#0" for i in range(len(texts))])
     with torch.no_grad():
         out = r.model.log_probs(rows, token, target, rig.ones(len(token)))[0]
-    rows.trace.logprob(out)
+    rows.show("logprob", out)
     rows.check_faults()
     return list(rows.trace.lines())
 

@@ -16,7 +16,8 @@
     values      tensors on their way out of torch
     digests     what the two sides compare
     in_process  the rollout engine in this process
-    bridge      the same engine in another process, behind bitroll-worker
+    bridge      the same engine in another process, behind bitroll-worker: a connection, its texts (remote_texts) and weights (remote_weights)
+    wire        libbitroll_bridge through ctypes
     ledger      the proof ledger of a training run
     rl          training runs: python -m bitroll.rl.train
 """

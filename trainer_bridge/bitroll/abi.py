@@ -1,5 +1,5 @@
-"""libbitroll through ctypes. Structs, enums and constants are read from the library's own headers, so that a field is written down
-once, in C; the library compares the size of each struct at the call."""
+"""libbitroll through ctypes. Structs, enums, constants and functions are read from the library's own headers, so that each is written down
+once, in C; the library compares the size of an op's struct at the call."""
 import ctypes
 import os
 import re
@@ -10,15 +10,17 @@ HEADER_DIRS = ("src", "src/base", "kernels_batch_invariant", "kernels_batch_inva
 # In the order of their use of one another.
 HEADERS = ("bitroll.h", "bitroll_ledger.h", "br_config.h", "bi_types.h", "bi_attn.h", "bi_attnres.h", "bi_conv.h", "bi_embed.h", "bi_glu.h", "bi_experts.h",
            "bi_head.h", "bi_index.h", "bi_kda.h", "bi_linear.h", "bi_norm.h", "bi_pack.h", "bi_route.h", "bi_grad.h",
-           "bitroll_ops.h", "tb_frame.h", "tb_message.h", "tb_trainer.h")
+           "bitroll_ops.h", "tb_frame.h", "tb_message.h", "tb_transport.h", "tb_mpi.h", "tb_trainer.h")
 ABI_VERSION = 3
 
 SCALAR = {"uint16_t": ctypes.c_uint16, "int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64,
           "uint8_t": ctypes.c_uint8, "char": ctypes.c_char, "int": ctypes.c_int, "float": ctypes.c_float, "double": ctypes.c_double,
           "size_t": ctypes.c_size_t}
+LINE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p)
 
 STRUCT = re.compile(r"typedef (struct|union) (\w+) \{([^{}]*)\} \2;", re.S)
 ENUM = re.compile(r"(?:typedef )?enum(?: (\w+))? \{(.*?)\}", re.S)
+FUNCTION = re.compile(r"^((?:const )?\w+ \*?)(\w+)\((?:void|([^()]*))\);", re.M)
 
 
 class Error(RuntimeError):
@@ -52,7 +54,7 @@ def _enum_values(body, known):
     return values
 
 
-def _fields(body, structs, enums, constants):
+def _fields(body, types, constants):
     """(name, ctype) of a struct's declarations; every pointer is an address."""
     for line in filter(None, (part.strip() for part in body.split(";"))):
         kind = re.match(r"(?:const )?(?:unsigned )?(?:struct )?(\w+)\s*(.*)", line, re.S)
@@ -63,37 +65,49 @@ def _fields(body, structs, enums, constants):
             if "*" in item:
                 yield name, ctypes.c_void_p
                 continue
-            ctype = SCALAR.get(word) or structs.get(word) or (ctypes.c_int if word in enums else None)
-            if ctype is None:
+            if word not in types:
                 raise TypeError(f"field '{line}': the type {word} is not known")
+            ctype = types[word]
             if array:
                 size = array.group(2)
                 ctype = ctype * (int(size) if size.isdigit() else constants[size])
             yield name, ctype
 
 
+def _ctype(declared, types, structs):
+    """Of a function's result or parameter: a pointer to a struct is one, a text is bytes, any other pointer an address."""
+    word, n_star = re.match(r"\s*(?:const )?(\w+)", declared).group(1), len(re.findall(r"[*[]", declared))
+    if not n_star:
+        return types[word]
+    if n_star == 1 and word in structs:
+        return ctypes.POINTER(structs[word])
+    return ctypes.c_char_p if n_star == 1 and "const char *" in declared else ctypes.c_void_p
+
+
 def read_headers():
-    """{name: ctypes.Structure or Union}, {enum: {constant: value}} and {constant: value} of them all."""
-    structs, enums, constants = {}, {}, {}
+    """{name: ctypes.Structure or Union}, {enum: {constant: value}}, {constant: value} and {function: [ctype of the result, then of each
+    parameter]} of them all."""
+    structs, enums, constants, functions, types = {}, {}, {}, {}, {**SCALAR, "br_line": LINE, "void": None}
     for header in HEADERS:
         text = _header(header)
         for name, body in ENUM.findall(text):
-            enums[name] = _enum_values(body, constants)
+            enums[name], types[name] = _enum_values(body, constants), ctypes.c_int
             constants.update(enums[name])
         for kind, name, body in STRUCT.findall(text):
             if "(*" in body:
                 continue  # a table of functions
             try:
                 base = ctypes.Structure if kind == "struct" else ctypes.Union
-                structs[name] = type(name, (base,), {"_fields_": list(_fields(body, structs, enums, constants))})
+                types[name] = structs[name] = type(name, (base,), {"_fields_": list(_fields(body, types, constants))})
             except TypeError:  # of the jobs, which Python leaves to the command
                 if header != "bitroll.h":
                     raise
-    return structs, enums, constants
+        for result, name, parameters in FUNCTION.findall(text):
+            functions[name] = [_ctype(declared, types, structs) for declared in (result, *filter(None, parameters.split(",")))]
+    return structs, enums, constants, functions
 
 
-STRUCTS, ENUMS, CONSTANTS = read_headers()
-LINE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p)
+STRUCTS, ENUMS, CONSTANTS, FUNCTIONS = read_headers()
 
 
 def default_library():
@@ -107,6 +121,11 @@ def command(*arguments):
     return [os.environ.get("BITROLL") or os.path.join(TREE, "build", "bitroll"), *arguments]
 
 
+def address_of(data):
+    """Of a bytes object or an array, which a struct that holds the address keeps as long as itself; None: NULL."""
+    return ctypes.cast(ctypes.c_char_p(data) if isinstance(data, bytes) else data, ctypes.c_void_p)
+
+
 def text_of(digest):
     """A br_digest as files and summaries print it."""
     return f"{digest.hi:016x}{digest.lo:016x}"
@@ -118,56 +137,28 @@ def digest_of(text):
     return STRUCTS["br_digest"](hi=int(text[:16], 16), lo=int(text[16:], 16))
 
 
-class Library:
-    """One loaded libbitroll."""
+class Loaded:
+    """One loaded library of ours, with the functions of the headers that it has."""
 
-    def __init__(self, path=None):
-        self.c = ctypes.CDLL(path or default_library())
-        p, i32, i64, size = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_size_t
-        text, real, config, limits = ctypes.c_char_p, ctypes.c_float, STRUCTS["br_config"], STRUCTS["bi_limits"]
-        signatures = {
-            "br_last_error": (text,), "br_version": (text,), "br_abi_version": (i32,), "br_contract_digest": (STRUCTS["br_digest"],),
-            "br_ops_config": (i32, text, ctypes.POINTER(config)),
-            "br_ops_limits": (i32, ctypes.POINTER(config), i32, i32, i32, i32, ctypes.POINTER(limits)),
-            "br_ops_open": (i32, text, ctypes.POINTER(limits), i32, p, i32, ctypes.POINTER(p)),
-            "br_ops_close": (None, p), "br_ops_wait": (i32, p), "br_ops_call": (i32, p, text, p, size),
-            "br_ops_mat_bytes": (size, p, i32, i32, i32),
-            "br_ops_mat_pack_bf16": (i32, p, p, i32, i32, p, i64, i64), "br_ops_mat_pack_fp4": (i32, p, p, i32, i32, p, p),
-            "br_ops_attnres_weight": (i32, p, p, p, p, i32), "br_ops_kda_state_bytes": (size, p, i32, i32),
-            "br_ops_latent_block_bytes": (size, p, i32), "br_ops_index_block_bytes": (size, p, i32),
-            "br_ops_attn_alpha": (real, i32, i32), "br_ops_index_c": (real, i32, i32), "br_ops_kda_scale": (real, i32),
-            "br_ops_hash": (STRUCTS["br_digest"], p, size), "br_ops_lora_s": (real, ctypes.c_double, i32, i32),
-        }
-        engine, size_out, digest = p, ctypes.POINTER(ctypes.c_int64), STRUCTS["br_digest"]
-        signatures.update({
-            "br_engine_open": (i32, p, ctypes.POINTER(p)), "br_engine_close": (None, engine),
-            "br_engine_weights_digest": (digest, engine),
-            "br_base_open": (i32, engine, text, ctypes.POINTER(p)), "br_base_close": (None, p), "br_base_begin": (i32, p),
-            "br_base_find": (i32, p, text, size_out), "br_base_chunk": (i32, p, i64, ctypes.c_uint64, p, size), "br_base_end": (i32, p, digest),
-            "br_base_commit": (i32, p),
-            "br_engine_adapter_live_digest": (i32, engine, text, ctypes.POINTER(digest)),
-            "br_sampling_default": (STRUCTS["br_sampling"],), "br_submit": (i32, engine, p, ctypes.POINTER(ctypes.c_uint64)),
-            "br_poll": (i32, engine, p, i32, ctypes.POINTER(i32), ctypes.POINTER(i32)),
-            "br_request_error": (i32, engine, ctypes.c_uint64, ctypes.POINTER(text)), "br_request_versions": (i32, engine, ctypes.c_uint64, p),
-            "br_swap_manifest": (i32, engine, text, size_out, ctypes.POINTER(digest)),
-            "br_swap_tensor_at": (i32, engine, text, i64, p),
-            "br_swap_from_memory": (i32, engine, text, p, i64, p, i64, ctypes.c_uint32, ctypes.POINTER(ctypes.c_int)),
-            "br_swap_commit": (i32, engine, text, i64, ctypes.c_int, ctypes.POINTER(ctypes.c_int)), "br_ipc_export": (i32, p, p),
-            "br_job_digest": (i32, text, LINE, p, p), "br_report_free": (None, p),
-        })
-        signatures.update({
-            "br_ledger_create": (i32, text, p, ctypes.POINTER(p)), "br_ledger_resume": (i32, text, p, i64, ctypes.POINTER(p)),
-            "br_ledger_append": (i32, p, p, p), "br_ledger_step_count": (i64, p), "br_ledger_root": (None, p, p), "br_ledger_close": (i32, p),
-        })
-        for name, (result, *arguments) in signatures.items():
-            function = getattr(self.c, name)
-            function.restype, function.argtypes = result, arguments
-        if self.c.br_abi_version() != ABI_VERSION:
-            raise Error(0, f"libbitroll has ABI version {self.c.br_abi_version()}: this package is for version {ABI_VERSION}")
+    def __init__(self, path):
+        self.c = ctypes.CDLL(path)
+        for name, (result, *arguments) in FUNCTIONS.items():
+            function = getattr(self.c, name, None)
+            if function:
+                function.restype, function.argtypes = result, arguments
 
     def check(self, status):
         if status:
             raise Error(status, self.c.br_last_error().decode())
+
+
+class Library(Loaded):
+    """libbitroll."""
+
+    def __init__(self, path=None):
+        super().__init__(path or default_library())
+        if self.c.br_abi_version() != ABI_VERSION:
+            raise Error(0, f"libbitroll has ABI version {self.c.br_abi_version()}: this package is for version {ABI_VERSION}")
 
     def contract_digest(self):
         return text_of(self.c.br_contract_digest())

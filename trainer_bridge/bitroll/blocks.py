@@ -144,7 +144,7 @@ class Mlp(nn.Module):
 
 class DenseMlp(Mlp):
     def forward(self, rows, x):
-        first = self.linear_fc1.in_order()
+        first = self.linear_fc1.every
         return rows.show("ffn_out", self.second(rows, *rows.fn.linear_group(rows, first, x, y_f32=first)))
 
 
@@ -206,7 +206,7 @@ class Moe(nn.Module):
     def forward(self, rows, x):
         c = self.config
         expert, p = self.router(rows, x)  # the router reads x, not the latent
-        shared = self.shared_experts.linear_fc1.in_order()
+        shared = self.shared_experts.linear_fc1.every
         first = ([self.fc1_latent_proj.map] if c.d_latent else []) + shared
         *latent, gate, up = rows.fn.linear_group(rows, first, x, y_f32=shared)
         inner = latent[0] if latent else x

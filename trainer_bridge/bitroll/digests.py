@@ -5,7 +5,7 @@ import struct
 import torch
 
 from . import abi
-from .names import MODEL_PREFIX, PEFT_PREFIX
+from .names import MODEL_PREFIX, low_ranks
 from .values import on_host
 
 NOTHING = "0" * 32  # the digest of an adapter that is not there
@@ -24,13 +24,10 @@ def digest_of_bits(library, bits):
 
 def adapter_digest(library, names, tensors, settings):
     """The digest of an adapter by lora/lora_digest.h, of bf16 tensors in the order of a manifest (A, then B, map by map)."""
-    stream, names = b"", list(names)
-    values = dict(zip(names, on_host([tensors[name].detach().contiguous() for name in names])))
-    for name_a, name_b in zip(names[::2], names[1::2]):
-        module = name_a[len(PEFT_PREFIX) : -len(".lora_A.weight")]
+    stream, values = b"", on_host([tensors[name].detach().contiguous() for name in names])
+    for module, *pair in low_ranks(dict(zip(names, values))):
         stream += module.encode() + b"\0" + struct.pack("<iid", settings.rank, int(settings.rslora), settings.alpha)
-        for name in (name_a, name_b):
-            stream += packed(library.hash_at(values[name].data_ptr(), values[name].nbytes))
+        stream += b"".join(packed(library.hash_at(value.data_ptr(), value.nbytes)) for value in pair)
     return abi.text_of(library.hash(stream))
 
 

@@ -46,19 +46,14 @@ class Engine:
 
     def __init__(self, library, model_dir, adapters, swap_rank=0, swap_alpha=0.0, backend="oracle", **options):
         sources = (abi.STRUCTS["br_adapter_source"] * max(1, len(adapters)))()
-        self.keep = [os.fsencode(model_dir), backend.encode(), sources]
         for source, (name, folder) in zip(sources, adapters.items()):
-            self.keep += [name.encode(), os.fsencode(folder) if folder else None]
-            source.name, source.dir = self.text(self.keep[-2]), self.text(self.keep[-1])
-        made = abi.STRUCTS["br_engine_options"](n_adapter=len(adapters), swap_rank=swap_rank, swap_alpha=swap_alpha, **options)
-        made.model_dir, made.backend, made.adapter = self.text(self.keep[0]), self.text(self.keep[1]), ctypes.addressof(sources)
+            source.name, source.dir = abi.address_of(name.encode()), abi.address_of(os.fsencode(folder) if folder else None)
+        self.options = abi.STRUCTS["br_engine_options"](
+            model_dir=abi.address_of(os.fsencode(model_dir)), backend=abi.address_of(backend.encode()), adapter=abi.address_of(sources),
+            n_adapter=len(adapters), swap_rank=swap_rank, swap_alpha=swap_alpha, **options)
         self.library, self.model_dir, self.held, self.handle = library, model_dir, {}, ctypes.c_void_p()
         self.reads_gpu = backend == "cuda"
-        library.check(library.c.br_engine_open(ctypes.byref(made), ctypes.byref(self.handle)))
-
-    @staticmethod
-    def text(data):
-        return None if data is None else ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p)
+        library.check(library.c.br_engine_open(ctypes.byref(self.options), ctypes.byref(self.handle)))
 
     def close(self):
         self.library.c.br_engine_close(self.handle)
@@ -146,10 +141,10 @@ class Engine:
 
     def submit(self, prompt, uid, sample, adapter, seed, score_from=0, **sampling):
         setting = sampling_of(self.library, sampling)
-        ids, uid, name = (ctypes.c_int32 * len(prompt))(*prompt), uid.encode(), adapter.encode()
-        request = abi.STRUCTS["br_request"](n_prompt=len(prompt), sample=sample, seed=seed, sampling=setting)
-        request.uid, request.adapter, request.prompt = self.text(uid), self.text(name), ctypes.addressof(ids)
-        request.score_from = score_from
+        ids = (ctypes.c_int32 * len(prompt))(*prompt)
+        request = abi.STRUCTS["br_request"](
+            uid=abi.address_of(uid.encode()), adapter=abi.address_of(adapter.encode()), prompt=abi.address_of(ids), n_prompt=len(prompt),
+            sample=sample, seed=seed, sampling=setting, score_from=score_from)
         number = ctypes.c_uint64()
         self.library.check(self.library.c.br_submit(self.handle, ctypes.byref(request), ctypes.byref(number)))
         return number.value

@@ -21,10 +21,6 @@ class Record:
         self.link = bytes(made.link).hex()
 
 
-def _address(array):
-    return ctypes.cast(array, ctypes.c_void_p)
-
-
 def _or(value, default):
     return default if value is None else value
 
@@ -44,31 +40,28 @@ class Ledger:
         self.library, self.handle = library, handle
 
     @staticmethod
-    def _run(run, keep):
+    def _run(run):
+        digests = {name: abi.digest_of(run[name]) for name in ("contract", "base_rollout", "base_trainer")}
         config = run["config_text"].encode()
-        keep.append(config)
-        made = abi.STRUCTS["br_ledger_run"](contract=abi.digest_of(run["contract"]), base_rollout=abi.digest_of(run["base_rollout"]),
-                                            base_trainer=abi.digest_of(run["base_trainer"]), n_config=len(config))
-        made.config = _address(ctypes.c_char_p(config))
-        return made
+        return ctypes.byref(abi.STRUCTS["br_ledger_run"](config=abi.address_of(config), n_config=len(config), **digests))
 
     @classmethod
     def create(cls, library, path, run):
         """run: contract, base_rollout and base_trainer as digest texts, and config_text."""
-        keep, handle = [], ctypes.c_void_p()
-        library.check(library.c.br_ledger_create(os.fsencode(path), ctypes.byref(cls._run(run, keep)), ctypes.byref(handle)))
+        handle = ctypes.c_void_p()
+        library.check(library.c.br_ledger_create(os.fsencode(path), cls._run(run), ctypes.byref(handle)))
         return cls(library, handle)
 
     @classmethod
     def resume(cls, library, path, run, n_step):
         """Keeps the first n_step records of the file, drops the others."""
-        keep, handle = [], ctypes.c_void_p()
-        library.check(library.c.br_ledger_resume(os.fsencode(path), ctypes.byref(cls._run(run, keep)), n_step, ctypes.byref(handle)))
+        handle = ctypes.c_void_p()
+        library.check(library.c.br_ledger_resume(os.fsencode(path), cls._run(run), n_step, ctypes.byref(handle)))
         return cls(library, handle)
 
     def append(self, step, version, adapter_rollout, adapter_trainer, texts, rewards, advantages, rollout, again, update, temperature=1.0):
         """On the disk when it returns; texts of one uid are a group. temperature: the one that the texts were sampled and scored at."""
-        keep, groups = [], {}
+        groups = {}
         made = (abi.STRUCTS["br_ledger_seq"] * max(1, len(texts)))()
         for name, values in (("rewards", rewards), ("advantages", advantages), ("rollout", rollout), ("again", again), ("update", update)):
             if len(values) != len(texts):
@@ -80,17 +73,15 @@ class Ledger:
             ids, mask = [*text.prompt, *text.tokens], [0] * len(text.prompt) + mask
             arrays = {"token": (ctypes.c_int32 * len(ids))(*ids), "mask": (ctypes.c_uint8 * len(ids))(*mask),
                       "rollout": _slots(text, mask, rollout[i], "rollout"), "again": _slots(text, mask, again[i], "again"),
-                      "update": _slots(text, mask, update[i], "update"), "uid": ctypes.c_char_p(text.uid.encode())}
-            keep.append(arrays)
+                      "update": _slots(text, mask, update[i], "update"), "uid": text.uid.encode()}
             for name, array in arrays.items():
-                setattr(seq, name, _address(array))
+                setattr(seq, name, abi.address_of(array))
             seq.sample, seq.group, seq.stop, seq.temperature = text.sample, groups.setdefault(text.uid, len(groups)), text.stop, temperature
             seq.prompt_len, seq.n_tok, seq.reward, seq.advantage = len(text.prompt), len(ids), rewards[i], advantages[i]
             seq.version_begin, seq.version_end = (_or(getattr(text, name, None), version) for name in ("version_begin", "version_end"))
         record = abi.STRUCTS["br_ledger_record"]()
         one = abi.STRUCTS["br_ledger_step"](step=step, version=version, adapter_rollout=abi.digest_of(adapter_rollout),
-                                            adapter_trainer=abi.digest_of(adapter_trainer), n_seq=len(texts))
-        one.seq = _address(made)
+                                            adapter_trainer=abi.digest_of(adapter_trainer), seq=abi.address_of(made), n_seq=len(texts))
         self.library.check(self.library.c.br_ledger_append(self.handle, ctypes.byref(one), ctypes.byref(record)))
         return Record(record)
 

@@ -1,5 +1,7 @@
 """Linear maps with adapters: what is frozen, what trains, and the packed copies that forwards read. Names are Megatron-Bridge's:
 `to_wrap.weight`, `adapter.linear_in.weight` (A), `adapter.linear_out.weight` (B)."""
+import math
+
 import torch
 from torch import nn
 
@@ -41,11 +43,18 @@ def frozen(tensor):
 
 
 class Maps(nn.Module):
-    """Something whose adapters are published after each update of the masters."""
+    """Something whose adapters are published after each update of the masters. every: its fn.Map objects."""
+
+    def adapt(self, settings, n_out, n_in, n=None, name="adapter"):
+        """The fn.Adapter of a map, its masters under `name`; None where the settings have none."""
+        if not settings.rank:
+            return None
+        low = LowRank(settings, n_out, n_in, n)
+        setattr(self, name, low)
+        return fn.Adapter(settings.ops, n or 1, n_out, n_in, settings.rank, settings.s, low.a, low.b)
 
     def adapters(self):
-        """fn.Adapter objects of this module."""
-        return []
+        return [m.adapter for m in self.every if m.adapter]
 
     def publish(self):
         for adapter in self.adapters():
@@ -60,42 +69,27 @@ class LoraLinear(Maps):
         ops, (n_out, n_in) = settings.ops, weight.shape
         self.to_wrap = nn.Module()
         self.to_wrap.weight = frozen(weight)
-        adapter = None
-        if settings.rank:
-            self.adapter = LowRank(settings, n_out, n_in)
-            adapter = fn.Adapter(ops, 1, n_out, n_in, settings.rank, settings.s, self.adapter.a, self.adapter.b)
+        adapter = self.adapt(settings, n_out, n_in)
         self.map = fn.Map(Stack(ops, 1, n_out, n_in).pack(weight), adapter, name)
-
-    def adapters(self):
-        return [self.map.adapter] if self.map.adapter else []
+        self.every = [self.map]
 
     def forward(self, rows, x, y_f32=False):
         return rows.fn.linear(rows, self.map, x, y_f32)
 
 
 class FusedLinear(Maps):
-    """Several maps of one input under one name, as Megatron fuses gate and up; an adapter for each, `adapter_<part>`. Used through
-    in_order() in a linear_group."""
+    """Several maps of one input under one name, as Megatron fuses gate and up; an adapter for each, `adapter_<part>`. Used all at once in a
+    linear_group."""
 
     def __init__(self, settings, parts, name):
         super().__init__()
         self.to_wrap = nn.Module()
-        self.parts = list(parts)
         self.maps = {}
         for part, weight in parts.items():
             setattr(self.to_wrap, f"weight_{part}", frozen(weight))
-            adapter = None
-            if settings.rank:
-                low = LowRank(settings, *weight.shape)
-                setattr(self, f"adapter_{part}", low)
-                adapter = fn.Adapter(settings.ops, 1, *weight.shape, settings.rank, settings.s, low.a, low.b)
+            adapter = self.adapt(settings, *weight.shape, name=f"adapter_{part}")
             self.maps[part] = fn.Map(Stack(settings.ops, 1, *weight.shape).pack(weight), adapter, f"{name}.{part}")
-
-    def adapters(self):
-        return [m.adapter for m in self.maps.values() if m.adapter]
-
-    def in_order(self):
-        return [self.maps[part] for part in self.parts]
+        self.every = list(self.maps.values())
 
 
 class ExpertLinear(Maps):
@@ -109,14 +103,8 @@ class ExpertLinear(Maps):
             stack = Stack(ops, n, n_out, n_in, FORM_BF16).pack(weight)
         else:
             stack = Stack(ops, n, n_out, n_in, FORM_FP4).pack_fp4(weight, scale)
-        adapter = None
-        if settings.rank:
-            self.adapter = LowRank(settings, n_out, n_in, n)
-            adapter = fn.Adapter(ops, n, n_out, n_in, settings.rank, settings.s, self.adapter.a, self.adapter.b)
-        self.map = fn.Map(stack, adapter, name)
-
-    def adapters(self):
-        return [self.map.adapter] if self.map.adapter else []
+        self.map = fn.Map(stack, self.adapt(settings, n_out, n_in, n), name)
+        self.every = [self.map]
 
 
 class AbsorbedLinear(Maps):
@@ -142,9 +130,7 @@ class AbsorbedLinear(Maps):
             adapter_uv = fn.Adapter(ops, n_head, d_v, latent, settings.rank, settings.s,
                                     lambda: low.a().unsqueeze(0), lambda: rows_of_heads()[:, d_nope:], shared="a")
         self.uk, self.uv = fn.Map(uk, adapter_uk, name + ".uk"), fn.Map(uv, adapter_uv, name + ".uv")
-
-    def adapters(self):
-        return [m.adapter for m in (self.uk, self.uv) if m.adapter]
+        self.every = [self.uk, self.uv]
 
 
 ROUNDS_TO_INF = float.fromhex("0x1.ffp127")  # the least f32 whose bf16 is infinite
@@ -159,6 +145,14 @@ def check_masters(model):
     for (name, _), value in zip(masters, largest):
         if not value < ROUNDS_TO_INF:
             raise FloatingPointError(f"{name}: its largest entry is {value}: expected finite numbers, nothing was published")
+
+
+def clip_gradients(masters, limit, step):
+    """The norm of all gradients together, which above the limit are scaled down to it."""
+    norm = float(torch.nn.utils.clip_grad_norm_([p for p in masters if p.grad is not None], limit))
+    if not math.isfinite(norm):
+        raise FloatingPointError(f"step {step}: the gradient's norm is {norm}")
+    return norm
 
 
 def publish(model):

@@ -138,8 +138,7 @@ def logprob_head(hidden_states, output_layer, labels, packed_seq_params, context
     """GPTModel's output processor: (log-prob, log-prob at temperature 1, entropy or None), each (n_row)."""
     rows = packed_seq_params.bitroll_rows
     out = rows.fn.score(rows, hidden_states[:, 0], output_layer.stack, labels[0].to(torch.int32), **context)
-    if rows.trace:
-        rows.trace.logprob(out[0])
+    rows.show("logprob", out[0])
     return out
 
 

@@ -56,6 +56,14 @@ def text():
     return "\n".join(lines + [f"{megatron} {checkpoint} {peft or 'frozen'}" for megatron, checkpoint, peft in rows()]) + "\n"
 
 
+def low_ranks(tensors):
+    """(checkpoint module, A, B) of {PEFT tensor name: tensor}, in the order of the A."""
+    for name, a in tensors.items():
+        if name.endswith(".lora_A.weight"):
+            module = name[len(PEFT_PREFIX) : -len(".lora_A.weight")]
+            yield module, a, tensors[f"{PEFT_PREFIX}{module}.lora_B.weight"]
+
+
 def checkpoint_module(megatron, part=None):
     """The checkpoint's name of a map: `decoder.layers.3.mlp.linear_fc1`, part "gate" -> `model.layers.3.mlp.gate_proj`. With {e} in it for
     a stack of experts."""

@@ -120,12 +120,6 @@ class Ops:
             self.library.c.br_ops_close(self.handle)
             self.handle = None
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
-
     def wait(self):
         self.library.check(self.library.c.br_ops_wait(self.handle))
 

@@ -6,7 +6,7 @@ import torch
 
 from . import refusals
 from .lora import AbsorbedLinear, ExpertLinear, FusedLinear, LoraLinear
-from .names import PEFT_PREFIX, checkpoint_module
+from .names import PEFT_PREFIX, checkpoint_module, low_ranks
 from .tensors import read_safetensors, write_safetensors
 
 
@@ -16,7 +16,7 @@ def adapters(model, prefix=""):
         if isinstance(module, (LoraLinear, AbsorbedLinear)) and hasattr(module, "adapter"):
             yield prefix + checkpoint_module(name), module.adapter, None
         elif isinstance(module, FusedLinear):
-            for part in module.parts:
+            for part in module.maps:
                 if hasattr(module, f"adapter_{part}"):
                     yield prefix + checkpoint_module(name, part), getattr(module, f"adapter_{part}"), None
         elif isinstance(module, ExpertLinear) and hasattr(module, "adapter"):
@@ -53,10 +53,19 @@ def exported(model, prefix=""):
     return sorted(tensors.items())
 
 
+def merged(checkpoint, maps, s):
+    """{checkpoint tensor name: W + s B A} of each (checkpoint module, A, B), in the precision of A and B, rounded once to W's."""
+    tensors = {}
+    for module, a, b in maps:
+        w = checkpoint.tensors[module + ".weight"]
+        tensors[module + ".weight"] = (w.to(a.dtype) + s * (b @ a).to(w.device)).to(w.dtype)
+    return tensors
+
+
 def save(model, settings, folder, prefix=""):
     os.makedirs(folder, exist_ok=True)
     tensors = exported(model, prefix)
-    targets = sorted({name[len(PEFT_PREFIX) :].split(".lora_")[0].rsplit(".", 1)[-1] for name, _ in tensors})
+    targets = sorted({module.rsplit(".", 1)[-1] for module, _, _ in low_ranks(dict(tensors))})
     config = dict(peft_type="LORA", task_type="CAUSAL_LM", r=settings.rank, lora_alpha=settings.alpha, lora_dropout=0.0, bias="none",
                   use_rslora=bool(settings.rslora), target_modules=targets, base_model_name_or_path="", inference_mode=True)
     write_safetensors(os.path.join(folder, "adapter_model.safetensors"), tensors)

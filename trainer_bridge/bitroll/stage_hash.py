@@ -24,15 +24,6 @@ class StageHash:
                 self.found.append((seq, pos, layer, ORDER.index(stage), library.hash(data).lo))
                 row += 1
 
-    def logprob(self, values):
-        """The last stage: values[t] (n_row) f32, of the token that row t predicts."""
-        library, n_layer, row = self.rows.ops.library, self.rows.ops.config.n_layer, 0
-        values = values.detach().cpu().numpy()
-        for seq, n in enumerate(self.rows.lengths):
-            for pos in range(n):
-                self.found.append((seq, pos, n_layer, ORDER.index("logprob"), library.hash(values[row].tobytes()).lo))
-                row += 1
-
     def lines(self):
         for seq, pos, layer, stage, value in sorted(self.found):
             yield f"{self.names[seq]} {pos} {layer} {ORDER[stage]} {value:016x}"

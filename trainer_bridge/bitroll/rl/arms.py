@@ -1,10 +1,8 @@
 """How the rollout's weights come to be. E is the product; the others are controls, each with one thing wrong on purpose, that a meter which
 works must flag."""
-import torch
-
-from .. import functions
+from .. import functions, peft
 from ..digests import NOTHING
-from ..names import PEFT_PREFIX
+from ..names import low_ranks
 from ..torch_ops import TorchLinear
 
 
@@ -48,7 +46,8 @@ class Merged(Exact):
     def sync(self, number, tensors, flags, at_prepared):
         if not number:  # version 0 is the base as it was loaded, and B is zero there
             return 0
-        whole = merged(self.rollout_base, tensors, self.policy.lora.s)
+        maps = ((module, a.float(), b.float()) for module, a, b in low_ranks(tensors))
+        whole = {**self.rollout_base.tensors, **peft.merged(self.rollout_base, maps, self.policy.lora.s)}
         self.engine.swap_base(number, whole)
         return size_of(whole)
 
@@ -91,15 +90,3 @@ ARMS = {arm.name: arm for arm in (Exact, Merged, TorchOps, Stale)}
 
 def size_of(tensors):
     return sum(t.numel() * t.element_size() for t in tensors.values())
-
-
-def merged(checkpoint, tensors, s):
-    """{checkpoint name: tensor}: W + s B A in f32, rounded once to bf16; what has no adapter is handed on."""
-    made = dict(checkpoint.tensors)
-    for name, a in tensors.items():
-        if not name.endswith(".lora_A.weight"):
-            continue
-        module = name[len(PEFT_PREFIX) : -len(".lora_A.weight")]
-        b, w = tensors[f"{PEFT_PREFIX}{module}.lora_B.weight"].float(), checkpoint.tensors[module + ".weight"]
-        made[module + ".weight"] = (w.float() + s * (b @ a.float()).to(w.device)).to(torch.bfloat16)
-    return made

@@ -113,9 +113,7 @@ class Policy:
         rate = self.wanted.lr * min(1.0, (number + 1) / max(1, self.wanted.warmup_steps))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        norm = float(torch.nn.utils.clip_grad_norm_([p for p in self.masters if p.grad is not None], self.wanted.clip_norm))
-        if not math.isfinite(norm):
-            raise FloatingPointError(f"step {number}: the gradient's norm is {norm}")
+        norm = lora.clip_gradients(self.masters, self.wanted.clip_norm, number)
         self.optimizer.step()
         self.forget_gradients()
         return norm

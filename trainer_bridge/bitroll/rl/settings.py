@@ -35,16 +35,6 @@ class Choice:
         return value
 
 
-class Flag:
-    def __init__(self, default):
-        self.default = default
-
-    def check(self, key, value):
-        if not isinstance(value, bool):
-            raise Invalid(f"{key}: expected true or false, found {value!r}")
-        return value
-
-
 class Range:
     """Two numbers, the first not above the second."""
 

@@ -4,8 +4,7 @@ is a hash of a counter (seed, purpose, step, number): no generator has a state, 
     task.prompts(step, n)          of one step; a prompt's group is its place in the list
     task.held_out(n)               the first n of a fixed list that no step asks, the same for every seed
     task.reward(prompt, tokens)    0.0 .. 1.0
-    task.reply(prompt, tokens)     what the environment says to an answer, or None when it has nothing to say
-    task.decode(ids)               text to read"""
+    task.reply(prompt, tokens)     what the environment says to an answer, or None when it has nothing to say"""
 import functools
 import hashlib
 
@@ -27,6 +26,7 @@ def draw(n, *counter):
 
 
 def decode(ids):
+    """Text to read."""
     return "".join(SIGNS.get(i, f"<{i}>") for i in ids)
 
 
@@ -56,8 +56,6 @@ def asked(prompt):
 
 class Arithmetic:
     """`a+b=` behind worked examples: `12+34=64;` and so on. Right is an answer whose digits and end token are all right."""
-
-    decode = staticmethod(decode)
 
     def __init__(self, seed):
         self.seed = seed
@@ -97,9 +95,6 @@ class LowerHalf:
 
     def __init__(self, seed, n_vocab, prompt_tokens):
         self.seed, self.n_vocab, self.shortest, self.longest = seed, n_vocab, *prompt_tokens
-
-    def decode(self, ids):
-        return " ".join(map(str, ids))
 
     def tokens(self, n, *counter):
         return [DIGIT_0 + draw(self.n_vocab - DIGIT_0, *counter, i) for i in range(n)]

@@ -65,15 +65,11 @@ def batch(n_row, noise, device, *counter):
     return cu, inputs, targets, torch.tensor(parts[2], device=device)
 
 
-def merged(model, checkpoint, settings):
-    """{tensor name: W + s * B A} in the checkpoint's bf16, of every map that trained; one rounding."""
-    tensors = {}
-    for name, low, expert in peft.adapters(model, checkpoint.prefix):
+def masters(model, prefix):
+    """(checkpoint module, A, B), in float64, of every map that trained."""
+    for module, low, expert in peft.adapters(model, prefix):
         if expert is None:
-            w = checkpoint.tensors[name + ".weight"]
-            change = low.linear_out.weight.detach().double() @ low.linear_in.weight.detach().double() * settings.s
-            tensors[name + ".weight"] = (w.double() + change.cpu()).to(w.dtype)
-    return tensors
+            yield module, low.a().detach().double(), low.b().detach().double()
 
 
 class Trainer:
@@ -104,9 +100,7 @@ class Trainer:
         loss = -logprob[counted].mean()
         self.optimizer.zero_grad()
         loss.backward()
-        norm = float(torch.nn.utils.clip_grad_norm_([p for p in self.trained if p.grad is not None], 1.0))
-        if not math.isfinite(norm):
-            raise FloatingPointError(f"step {number}: the gradient's norm is {norm}")
+        lora.clip_gradients(self.trained, 1.0, number)
         self.optimizer.step()
         lora.publish(self.model)
         return float(loss.detach())
@@ -137,7 +131,8 @@ class Run:
     def keep(self, step):
         """The base as it is after so many steps, merged, digested, built again from what is kept."""
         o, part = self.options, os.path.join(self.out, "model.part")
-        tensors = merged(self.trainer.model, self.trainer.checkpoint, self.trainer.settings)
+        t = self.trainer
+        tensors = peft.merged(t.checkpoint, masters(t.model, t.checkpoint.prefix), t.settings.s)
         shutil.rmtree(part, ignore_errors=True)
         shutil.copytree(self.start, part)
         base_model.overlay(part, tensors)
