@@ -1,5 +1,5 @@
-/* Adapters swapped in a running engine: every output is that of its version's cold start, whatever the mode and whatever was cached, and
- * memory does not grow. */
+/* Adapters swapped in a running engine: every output is that of its version's cold start, whatever the mode and whatever was cached;
+ * memory does not grow, and slots stay where they are. */
 #include "br_mem.h"
 #include "swap_rig.h"
 #include "test_support.h"
@@ -60,6 +60,7 @@ START_TEST(swaps_under_load_give_cold_starts) {
     br_engine *e = swap_engine(swap_of.dir[0]);
     swap_run *r[2] = {rig_alloc(1, sizeof(swap_run)), rig_alloc(1, sizeof(swap_run))};
     long before = 0, allocs = 0;
+    const br_digest addresses = swap_addresses(e);
     swap_open_sets(e, set);
     swap_start(e, r[0]);
     for (int k = 1; k <= N_SWAP; k++) {
@@ -71,6 +72,7 @@ START_TEST(swaps_under_load_give_cold_starts) {
         swap_under_load(e, r, set[v], v, k, MODE[k % 3]);
         allocs = k > N_WARM ? allocs + br_mem_alloc_count() - n_alloc : 0;
         swap_expect_cold(r[1], last, k - 1, what);
+        ck_assert_msg(br_digest_equal(swap_addresses(e), addresses), "%s: a slot lies elsewhere", what);
         if (k % N_WARM == 0)
             swap_expect_live(e, what);
         if (k == N_WARM)
@@ -79,7 +81,7 @@ START_TEST(swaps_under_load_give_cold_starts) {
     const long grown = resident_kib() - before;
     swap_finish(e, r[0]);
     swap_expect_cold(r[0], (int)(test_mix((uint64_t)N_SWAP) % SWAP_VERSIONS), N_SWAP, "the last version");
-    printf("weightsync: %d swaps, from the %dth on: resident memory %+ld KiB, %ld allocations\n", N_SWAP, N_WARM, grown, allocs);
+    printf("weightsync: %d swaps, after the first %d: resident memory %+ld KiB, %ld allocations\n", N_SWAP, N_WARM, grown, allocs);
     ck_assert_int_eq(allocs, (long)SWAP_ALLOCS * (N_SWAP - N_WARM));
     ck_assert_int_le(COUNTS_MEMORY ? grown : 0, (long)SWAP_GROWTH * (N_SWAP - N_WARM) / 1024);
     swap_close_sets(set);
