@@ -4,6 +4,7 @@
 #include "br_mem.h"
 #include "engine_parts.h"
 #include "lora_file.h"
+#include "model_parts.h"
 #include "test_support.h"
 
 #include <stdio.h>
@@ -20,6 +21,20 @@ static void make_adapter(const char *path, uint64_t seed, int32_t rank, int32_t 
                                      .recipe = recipe};
     CHECK_OK(br_job_init(&options, NULL, &report));
     br_report_free(&report);
+}
+
+/* A request that two of them answered alike could not tell which one it ran under. */
+static void expect_apart(int v, const rig_text *other, const char *what, int u) {
+    for (int i = 0; i < SWAP_N; i++)
+        ck_assert_msg(memcmp(&swap_of.cold[v][i], &other[i], sizeof *other) != 0, "request %d: version %d gives what %s %d gives", i, v, what, u);
+}
+
+static void expect_all_apart(void) {
+    for (int v = 0; v < SWAP_VERSIONS; v++) {
+        expect_apart(v, swap_of.base, "the base beside version", v);
+        for (int u = 0; u < v; u++)
+            expect_apart(v, swap_of.cold[u], "version", u);
+    }
 }
 
 void swap_models_make(void) {
@@ -44,6 +59,7 @@ void swap_models_make(void) {
     for (int i = 0; i < SWAP_N; i++)
         plain[i].adapter = -1;
     rig_generate(&options, plain, NULL, SWAP_N, swap_of.base);
+    expect_all_apart();
 }
 
 br_engine *swap_engine(const char *first) {
@@ -140,6 +156,30 @@ void swap_expect_live(br_engine *e, const char *what) {
     CHECK_OK(br_engine_adapter_digest(e, "a", &loaded));
     CHECK_OK(br_engine_adapter_live_digest(e, "a", &live));
     ck_assert_msg(br_digest_equal(loaded, live), "%s: the live memory has another digest", what);
+}
+
+static void add_addresses(br_hash_stream *stream, bi_adapter slot) {
+    const void *const at[] = {slot.a.data, slot.b.data, slot.s};
+    ck_assert(at[0] && at[1] && at[2]);
+    br_hash_add(stream, at, sizeof at);
+}
+
+br_digest swap_addresses(const br_engine *e) {
+    const br_model *model = e->loaded.model;
+    br_hash_stream stream;
+    br_expect map;
+    int64_t i = 0;
+    br_hash_begin(&stream);
+    for (; br_weight_expect(&model->config, i, &map) && map.cls < BR_CLASS_LORA_END; i++)
+        for (int32_t slot = 0; slot < model->n_slot; slot++) {
+            const br_model_matrix at = {.slot = slot, .cls = map.cls, .layer = map.layer, .expert = map.expert};
+            const mla_weights *mla = &model->layer[map.layer].mla;
+            add_addresses(&stream, map.cls == BR_W_MLA_KV_B ? model_absorbed_of(mla->lora_uk, &at) : model_adapter_of(model, &at));
+            if (map.cls == BR_W_MLA_KV_B)
+                add_addresses(&stream, model_absorbed_of(mla->lora_uv, &at));
+        }
+    ck_assert(i > 0 && model->n_slot > 0);
+    return br_hash_end(&stream);
 }
 
 int swap_send(br_engine *e, swap_sender *s, int64_t n) {

@@ -38,6 +38,8 @@ void swap_finish(br_engine *e, swap_run *r);
 void swap_expect_cold(const swap_run *r, int v, int64_t version, const char *what);
 /* The digest of the live memory is the one that was loaded. */
 void swap_expect_live(br_engine *e, const char *what);
+/* Where the stacks of every slot on every map lie, as one digest: the addresses that forwards read adapters from. */
+br_digest swap_addresses(const br_engine *e);
 
 /* A version that comes in tensor by tensor, each in two chunks. */
 typedef struct swap_sender {

@@ -17,6 +17,12 @@ uint64_t test_mix(uint64_t x);                /* a 64-bit mixer: random inputs f
 /* Fresh random seed per run in --long, fixed otherwise; printed on failure by the suites that use it. */
 uint64_t test_seed(void);
 
+/* Begins a shell command of two ranks on this machine. The component of shared memory has another name since Open MPI 5, as in launch.sh. */
+#define TEST_MPIRUN                                                                                                                  \
+    "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 PRTE_ALLOW_RUN_AS_ROOT=1 PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1; "    \
+    "case $(mpirun --version | head -n 1) in *' 4.'*) shared=vader ;; *) shared=sm ;; esac; "                                        \
+    "timeout -k 5 90 mpirun -n 2 --mca pml ob1 --mca btl self,$shared --oversubscribe"
+
 #define CHECK_OK(call)                                                                                   \
     do {                                                                                                 \
         br_status check_ok_status_ = (call);                                                             \

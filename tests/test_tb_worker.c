@@ -474,8 +474,7 @@ START_TEST(test_engine_over_mpi) {
     char command[2048], out[8192];
     size_t n = 0;
     snprintf(command, sizeof command,
-             "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout -k 5 90 mpirun -n 2 --mca pml ob1 --mca btl self,vader "
-             "--oversubscribe sh -c 'if [ $OMPI_COMM_WORLD_RANK = 0 ]; then exec %s/bitroll-worker --model %s --threads 1 --backend oracle "
+             TEST_MPIRUN " sh -c 'if [ $OMPI_COMM_WORLD_RANK = 0 ]; then exec %s/bitroll-worker --model %s --threads 1 --backend oracle "
              "--mpi 1; else exec %s/tb_mpi_peer engine %s; fi' 2>&1",
              BITROLL_BINARY_DIR, model.dir, BITROLL_BINARY_DIR, model.dir);
     FILE *pipe = popen(command, "r");

@@ -71,7 +71,7 @@ typedef struct tb_w_chunk { uint64_t offset; tb_bytes data; } tb_w_chunk; /* the
 typedef struct tb_w_ipc { uint64_t offset; tb_bytes handle; } tb_w_ipc;
 typedef struct tb_w_digest { br_digest digest; } tb_w_digest;           /* W_END, W_PREPARED */
 typedef struct tb_w_nack { uint32_t code; tb_text text; } tb_w_nack;
-typedef struct tb_w_committed { uint64_t step; br_digest digest; } tb_w_committed; /* digest: of the live memory */
+typedef struct tb_w_committed { uint64_t step; br_digest digest; } tb_w_committed; /* digest: of the live memory; of full weights, as staged */
 
 enum { TB_CERTIFY = 1 }; /* flags of GEN_REQ: log-prob bits stay with the worker until GEN_RELEASE */
 typedef struct tb_gen_req {

@@ -35,8 +35,8 @@ typedef struct tb_weights_ops {
     br_status (*ws_begin)(void *context, uint64_t version, const tb_w_begin *begin);
     br_status (*ws_chunk)(void *context, uint64_t tensor, uint64_t offset, const void *bytes, uint64_t n);
     br_status (*ws_end)(void *context, br_digest digest); /* whole, finite, of this digest */
-    /* Between engine steps. BR_E_LIMIT: not yet, ask again. digest: of the live memory. A failure that leaves
-     * *step not 0 came after the version went live: the engine can then only be closed. */
+    /* Between engine steps. BR_E_LIMIT: not yet, ask again. digest: of the live memory; of full weights, as staged. A failure
+     * that leaves *step not 0 came after the version went live: the engine can then only be closed. */
     br_status (*ws_commit)(void *context, tb_pause_mode mode, uint64_t *step, br_digest *digest);
     void (*ws_abort)(void *context);
     br_status (*ws_live)(void *context, br_digest *digest); /* of the live memory, computed now; NULL: as it was committed */
