@@ -77,13 +77,13 @@ def check_round(test, remote, engine):
         test.assertEqual(remote.live_digest("policy"), digest)
     test.assertEqual(remote.last_swap["bytes"], sum(2 * a * b for a, b in shapes.values()))
     test.assertEqual((remote.weights_digest(), remote.contract_digest()), (engine.weights_digest(), engine.contract_digest()))
+    sampling = dict(max_new=NEW, ignore_eos=1, temperature=0.7, top_p=0.95, top_k=50, min_p=0.01)
     for adapter in ("policy", "base"):
         for n in (1, 12, 70):
             ours, theirs = samples(n), samples(n)
             for texts, one in ((ours, engine), (theirs, remote)):
-                one.generate(texts, adapter, 7, certify=n <= 12, max_new=NEW, ignore_eos=1, temperature=0.7, top_p=0.95, top_k=50, min_p=0.01)
-            test.assertEqual([t.tokens for t in theirs], [t.tokens for t in ours])
-            test.assertEqual([t.digest for t in theirs], [t.digest for t in ours])
+                one.generate(texts, adapter, 7, n <= 12, base=adapter == "policy", **sampling)
+            test.assertEqual([(t.tokens, t.digest, t.base) for t in theirs], [(t.tokens, t.digest, t.base) for t in ours])
             number = 1 if adapter == "policy" else 0  # those of the base count on their own
             test.assertEqual({(t.certified, t.version_begin, t.version_end) for t in theirs}, {(True, number, number)})
             if n <= 12:
@@ -94,6 +94,7 @@ def check_round(test, remote, engine):
             test.assertEqual([t.logprob for t in theirs], [t.logprob for t in ours])
             test.assertEqual([digest_of_bits(rig.LIBRARY, t.logprob) for t in theirs], [t.digest for t in theirs])
             test.assertEqual({len(t.logprob) for t in theirs}, {NEW})
+            test.assertEqual([t.base for t in ours], engine.score(ours, None, 0.7) if adapter == "policy" else [[]] * n)
     for adapter in ("policy", "base"):  # the texts are of the base
         scores = remote.score(theirs, adapter, 0.7)
         test.assertEqual(scores, engine.score(theirs, adapter, 0.7))

@@ -14,12 +14,24 @@ POLL_MAX = 4096
 
 class Sample:
     """A prompt and what was sampled behind it. logprob: the bits of binary32 numbers, one a sampled token; until they are released only
-    their digest is here. certified: one weight version from the first prompt token on."""
+    their digest is here. base: of the same tokens with no adapter, where asked for. certified: one weight version from the first prompt token
+    on."""
 
     def __init__(self, uid, sample, prompt):
-        self.uid, self.sample, self.prompt, self.tokens, self.logprob = uid, sample, list(prompt), [], []
+        self.uid, self.sample, self.prompt, self.tokens, self.logprob, self.base = uid, sample, list(prompt), [], [], []
         self.adapter = self.stop = self.digest = self.version_begin = self.version_end = None
         self.certified = False
+
+
+class Score:
+    """A request for the log-probs of a text's tokens under what may be another adapter."""
+
+    def __init__(self, text, bits):
+        self.text, self.bits = text, bits
+
+    @property
+    def uid(self):
+        return self.text.uid
 
 
 def sampling_of(library, fields):
@@ -73,8 +85,9 @@ class Engine:
 
     # ---- sampling ------------------------------------------------------------------------------------------------------------
 
-    def generate(self, texts, adapter, seed, certify=True, **sampling):
-        """Fills the texts. certify: log-probs are kept until `release`."""
+    def generate(self, texts, adapter, seed, certify=True, base=False, **sampling):
+        """Fills the texts. certify: log-probs are kept until `release`. base: a text that has ended is scored without an adapter, in the same
+        steps as those that still run."""
         held = {text: [] for text in texts}
         for text in texts:
             text.adapter = adapter
@@ -83,9 +96,11 @@ class Engine:
             if token.token >= 0:
                 text.tokens.append(token.token)
                 held[text].append(token.logprob)
-            if token.last:
-                text.stop, text.digest = token.stop, digest_of_bits(self.library, held[text])
-                self.take_versions(text, token.request)
+            if not token.last:
+                return []
+            text.stop, text.digest = token.stop, digest_of_bits(self.library, held[text])
+            self.take_versions(text, token.request)
+            return [self.score_request(Score(text, text.base), "base", sampling.get("temperature", 1.0))] if base and text.tokens else []
         self.run([(t, dict(prompt=t.prompt, uid=t.uid, sample=t.sample, adapter=adapter, seed=seed, **sampling)) for t in texts], take)
         self.held.update(held)
         if not certify:
@@ -103,24 +118,29 @@ class Engine:
         adapter = adapter or "base"
         if any((text.adapter or "base") == adapter for text in self.held):
             raise abi.Error(abi.CONSTANTS["BR_E_LIMIT"], "certifying requests of this adapter are not released: nothing is scored under it before")
-        found = [[] for _ in texts]
+        scores = [Score(text, []) for text in texts]
+        self.run([self.score_request(score, adapter, temperature) for score in scores if score.text.tokens])
+        return [score.bits for score in scores]
 
-        def take(i, token):
-            if token.token >= 0:
-                found[i].append(token.logprob)
-        self.run([(i, dict(prompt=t.prompt + t.tokens, uid=t.uid, sample=t.sample, adapter=adapter, seed=0, score_from=len(t.prompt),
-                           temperature=temperature)) for i, t in enumerate(texts) if t.tokens], take)
-        return found
+    def score_request(self, score, adapter, temperature):
+        text = score.text
+        return score, dict(prompt=text.prompt + text.tokens, uid=text.uid, sample=text.sample, adapter=adapter, seed=0,
+                           score_from=len(text.prompt), temperature=temperature)
 
-    def run(self, requests, take):
-        """requests: (owner, arguments of submit). take(owner, token) for each token that comes; raises the first error at the end."""
+    def run(self, requests, take=None):
+        """requests: (owner, arguments of submit). take(text, token) for each token that comes of a text, returns further requests; tokens of a
+        Score are its bits. Raises the first error at the end."""
         waiting, running, errors = list(reversed(requests)), {}, []
         tokens, n, done = (abi.STRUCTS["br_token"] * POLL_MAX)(), ctypes.c_int32(), ctypes.c_int32()
         while waiting or running:
             self.submit_some(waiting, running)
             self.library.check(self.library.c.br_poll(self.handle, tokens, POLL_MAX, ctypes.byref(n), ctypes.byref(done)))
             for token in tokens[: n.value]:
-                take(running[token.request], token)
+                owner = running[token.request]
+                if not isinstance(owner, Score):
+                    waiting += take(owner, token)
+                elif token.token >= 0:
+                    owner.bits.append(token.logprob)
                 if token.last:
                     del running[token.request]
                     errors += self.error_of(token)

@@ -1,12 +1,12 @@
 """Texts that a worker samples and scores. Requests wait here while the worker gives no credit; log-prob bits of certified texts stay with it
 until the trainer's own digests have been sent."""
 import collections
-import copy
+import itertools
 
 from . import abi
 from .connection import SLICE_MS, Connection
 from .digests import digest_of_bits
-from .in_process import check_release, sampling_of
+from .in_process import Score, check_release, sampling_of
 from .wire import C, bits_of, text_at, words_at
 
 BUSY_SLICE_MS, FULL_S = 20, 2.0
@@ -19,6 +19,10 @@ class Asked(dict):
         raise abi.Error(C["BR_E_FORMAT"], f"a message came for request {number}, which does not wait for it")
 
 
+def text_of(owner):
+    return owner.text if isinstance(owner, Score) else owner
+
+
 class Texts(Connection):
     def __init__(self, *where, **limits):
         super().__init__(*where, **limits)
@@ -27,7 +31,8 @@ class Texts(Connection):
         self.running = Asked()            # number: what is asked
         self.held = {}                    # text: number, until its certificate is sent
         self.released = Asked()           # number: (text, certificate), until its log-probs are here
-        self.errors = {}                  # owner: why it ended
+        self.errors = {}                  # text: why it ended
+        self.with_base = {}               # text: the temperature at which it is scored without an adapter once it has ended
 
     # ---- requests and credit -------------------------------------------------------------------------------------------------
 
@@ -54,21 +59,23 @@ class Texts(Connection):
         return BUSY_SLICE_MS if self.queue else SLICE_MS
 
     def finish(self, texts):
-        """Waits until these texts have ended; raises the first error of one."""
+        """Waits until these texts and their scores have ended; raises the first error of one."""
         wanted = set(texts)
-        self.wait(lambda: wanted.isdisjoint(self.running.values()) and wanted.isdisjoint(q[1] for q in self.queue), "generation")
+        self.wait(lambda: wanted.isdisjoint(text_of(owner) for owner in itertools.chain(self.running.values(), (q[1] for q in self.queue))),
+                  "generation")
         errors = [self.errors.pop(text) for text in texts if text in self.errors]
         if errors:
             raise errors[0]
 
     # ---- sampling ------------------------------------------------------------------------------------------------------------
 
-    def generate(self, texts, adapter, seed, certify=True, **sampling):
-        """Fills the texts. certify: log-probs stay with the worker until `release`."""
-        self.start(texts, adapter, seed, certify, **sampling)
+    def generate(self, texts, adapter, seed, certify=True, base=False, **sampling):
+        """Fills the texts. certify: log-probs stay with the worker until `release`. base: a text that has ended is scored without an adapter, in
+        the same steps as those that still run."""
+        self.start(texts, adapter, seed, certify, base, **sampling)
         self.finish(texts)
 
-    def start(self, texts, adapter, seed, certify=True, **sampling):
+    def start(self, texts, adapter, seed, certify=True, base=False, **sampling):
         """Asks for texts; `finish` or `abort` ends them."""
         setting = sampling_of(self.library, sampling)
         if setting.top_logprobs or setting.entropy:
@@ -78,6 +85,8 @@ class Texts(Connection):
                       ignore_eos=setting.ignore_eos, stop=setting.stop[: setting.n_stop])
         for text in texts:
             text.adapter = adapter
+            if base:
+                self.with_base[text] = setting.temperature
             self.ask(text, "GEN_REQ", adapter, uid=text.uid, sample=text.sample, prompt=text.prompt, **fields)
         self.flush()
 
@@ -87,6 +96,7 @@ class Texts(Connection):
         wanted = set(texts)
         for entry in [q for q in self.queue if q[1] in wanted]:
             self.queue.remove(entry)
+            self.with_base.pop(entry[1], None)
             entry[1].stop, entry[1].digest = C["BR_STOP_ABORT"], digest_of_bits(self.library, [])
         for number in [n for n, owner in self.running.items() if owner in wanted]:
             self.send("GEN_ABORT", 0, number)
@@ -113,6 +123,9 @@ class Texts(Connection):
             self.errors[text] = abi.Error(done.status, text_at(done.text))
         if done.n_tok and not text.logprob:
             self.held[text] = number
+        temperature = self.with_base.pop(text, None)
+        if temperature is not None and text.tokens and done.stop not in (C["BR_STOP_ERROR"], C["BR_STOP_ABORT"]):
+            self.ask_score(Score(text, text.base), "base", temperature)
 
     # ---- certificates --------------------------------------------------------------------------------------------------------
 
@@ -152,19 +165,23 @@ class Texts(Connection):
     def score(self, texts, adapter, temperature):
         """Bits of the log-probs of each text's tokens behind its prompt, under an adapter; "base" or None: without one. The worker scores
         nothing under an adapter whose texts wait for their certificates, so that no score can be one."""
-        scored = [copy.copy(text) for text in texts]
-        for text in scored:
-            if text.tokens:
-                self.ask(text, "SCORE_REQ", adapter, first_asked=len(text.prompt), temperature=bits_of(temperature), token=text.prompt + text.tokens)
-        self.finish(scored)
-        return [text.logprob for text in scored]
+        scores = [Score(text, []) for text in texts]
+        for score in scores:
+            if score.text.tokens:
+                self.ask_score(score, adapter, temperature)
+        self.finish(texts)
+        return [score.bits for score in scores]
+
+    def ask_score(self, score, adapter, temperature):
+        text = score.text
+        self.ask(score, "SCORE_REQ", adapter, first_asked=len(text.prompt), temperature=bits_of(temperature), token=text.prompt + text.tokens)
 
     def take_score_done(self, number, done):
-        text = self.running[number]
+        score = self.running[number]
         del self.running[number]
         if done.status:
-            self.errors[text] = abi.Error(done.status, text_at(done.text))
+            self.errors[score.text] = abi.Error(done.status, text_at(done.text))
             return
-        text.logprob = words_at(done.logprob)[len(text.prompt) :]
-        if len(text.logprob) != len(text.tokens):
-            raise abi.Error(C["BR_E_FORMAT"], f"{text.uid}: {len(text.logprob)} scores came for {len(text.tokens)} tokens")
+        score.bits += words_at(done.logprob)[len(score.text.prompt) :]
+        if len(score.bits) != len(score.text.tokens):
+            raise abi.Error(C["BR_E_FORMAT"], f"{score.uid}: {len(score.bits)} scores came for {len(score.text.tokens)} tokens")

@@ -78,7 +78,7 @@ class Grpo:
             self.roll_out(step)
         with step.timed("certify"):
             self.certify(step)
-        self.base(step)
+        step.base = flat(t.base for e in step.episodes for t in e.turns) if self.arm.has_adapter else None
         step.rewards = torch.tensor([self.reward(e) for e in step.episodes]).view(self.settings.batch.prompts, -1)
         step.advantages = objective.advantages(step.rewards).view(-1).tolist()
         with step.timed("update"):
@@ -106,7 +106,7 @@ class Grpo:
         step.episodes = [Episode(f"step {step.number} prompt {i}", j, i, prompt) for i, prompt in enumerate(prompts) for j in range(batch.samples)]
         half = len(step.episodes) // 2
         for part in (step.episodes[:half], step.episodes[half:]) if self.dies_in_rollout(step) else (step.episodes,):
-            roll_out(self.engine, self.arm.adapter, part, self.task, batch.turns, seed, self.sampling)
+            roll_out(self.engine, self.arm.adapter, part, self.task, batch.turns, seed, {**self.sampling, "base": self.arm.has_adapter})
             self.at("rollout", step.number)
 
     def dies_in_rollout(self, step):
@@ -122,14 +122,6 @@ class Grpo:
             turns += e.turns
             certificates += [digest_of_bits(self.policy.library, part) for part in e.split(found)]
         self.engine.release(turns, certificates)
-
-    def base(self, step):
-        """Log-probs of the same tokens with the adapter off, from the same engine."""
-        step.base = None
-        if self.arm.has_adapter:
-            with step.timed("base"):
-                turns = flat(e.turns for e in step.episodes)
-                step.base = flat(self.engine.score(turns, "base", self.settings.sampling.temperature))
 
     def parts(self, step):
         """Numbers of episodes of each mini-batch, whole groups."""
