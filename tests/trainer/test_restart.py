@@ -151,6 +151,18 @@ class Folder(unittest.TestCase):
             said, error = trainer.communicate(timeout=60)
         self.refused(said, trainer.returncode, error, "peer")
 
+    def test_a_second_trainer_of_a_worker_is_told_so(self):
+        worker = rl_rig.Worker("shared.sock")
+        with rl_rig.started(rl_rig.config("first", **SMALL, steps=1000), os.path.join(rig.PLACE, "first"), "--rollout", worker.address) as first:
+            next(line for line in first.stdout if line.startswith("step 0"))
+            status, said, error = self.two_steps("second", "--rollout", worker.address)[1]
+            first.kill()
+            first.communicate()
+        self.assertEqual((status, said), (7, ""), error)
+        self.assertRegex(error, f"train: .*this worker serves another trainer, pid {first.pid}:")
+        self.assertFalse(os.path.exists(os.path.join(rig.PLACE, "second", "ledger.h5")))
+        worker.close()
+
     def test_a_damaged_checkpoint_is_named(self):
         for name, cut in (("optimizer.pt", 100), (os.path.join("masters", "__0_0.distcp"), 100), (resume.RUN, 0)):
             with self.subTest(name):

@@ -34,6 +34,10 @@ class Refused(abi.Error):
         self.code = code
 
 
+class Busy(abi.Error):
+    """The worker serves another trainer."""
+
+
 class Bridge:
     """One loaded libbitroll_bridge."""
 
@@ -55,9 +59,9 @@ class Bridge:
             function = getattr(self.c, name)
             function.restype, function.argtypes = result, arguments
 
-    def check(self, status):
+    def check(self, status, error=abi.Error):
         if status:
-            raise abi.Error(status, self.c.br_last_error().decode())
+            raise error(status, self.c.br_last_error().decode())
 
     def transport(self, address, wait_ms):
         form, _, place = address.partition(":")
@@ -136,7 +140,8 @@ def file_digest(library, model_dir, name):
 class Remote:
     """address: "unix:PATH" or "mpi:RANK" of a bitroll-worker that runs the checkpoint at model_dir. settings: lora.Settings of the adapter
     that is swapped. wait_ms: deadline of the greeting, for which the worker may have to load first, and of every answer; dead_ms: silence
-    that ends the connection; grant_bytes: results that may wait here [16 MiB]. Over MPI a process has one Remote."""
+    that ends the connection; grant_bytes: results that may wait here [16 MiB]. Over MPI a process has one Remote. Busy: the worker serves
+    another trainer."""
 
     def __init__(self, library, model_dir, address, settings=None, wait_ms=600_000, dead_ms=10_000, grant_bytes=0):
         self.library, self.model_dir, self.settings, self.wait_ms = library, model_dir, settings, wait_ms
@@ -151,7 +156,7 @@ class Remote:
         status = self.bridge.c.tb_trainer_open(transport, ctypes.byref(options), ctypes.byref(self.trainer))
         if status and self.is_mpi and status != C["BR_E_IO"]:
             self.bridge.c.tb_mpi_finish(1, FINISH_MS, 1)  # the worker knows, and ends as well
-        self.bridge.check(status)
+        self.bridge.check(status, Busy if status == C["BR_E_LIMIT"] else abi.Error)
         self.hello = self.greeted()
         self.live_version, self.base_digest, self.base_version = self.hello.live_version, self.hello.base, 0
         self.opens = bool(self.hello.can & C["TB_CAN_IPC"])  # the worker opens our GPU memory

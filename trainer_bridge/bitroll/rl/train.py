@@ -3,7 +3,7 @@ ledger says. Leaves in DIR the settings (run.yaml), metrics.csv, ledger.h5, chec
 adapter_last_step/ (the one that the last step of the ledger ran on: what `bitroll verify --adapter` wants).
 
 Exit status: 0 done; 1 a step of the exact arm did not certify, a gradient was not finite, or a bar was missed; 2 usage or environment, a
-worker that is gone among them."""
+worker that is gone among them; 7 the worker serves another trainer."""
 import argparse
 import contextlib
 import os
@@ -11,7 +11,7 @@ import signal
 import sys
 
 from .. import abi, mcore, peft
-from ..bridge import Remote
+from ..bridge import Busy, Remote
 from ..in_process import Engine
 from ..ledger import Ledger
 from ..tensors import Checkpoint
@@ -174,7 +174,7 @@ def main(argv=None):
         return 1
     except (OSError, KeyError, ValueError, abi.Error) as error:
         print(f"train: {sentence(error)}", file=sys.stderr)
-        return 2
+        return 7 if isinstance(error, Busy) else 2
     print(last_line(metrics.read(run.path("metrics.csv"))), flush=True)
     return 0 if met else 1
 
