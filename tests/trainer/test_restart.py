@@ -33,14 +33,14 @@ class Killed(unittest.TestCase):
     def killed_and_resumed(self, place, new_worker=False, step=STEP):
         out = os.path.join(rig.PLACE, f"{place}-{step}")
         worker = rl_rig.Worker(place + ".sock")
-        path = rl_rig.config(place, **SMALL, die_at=dict(step=step, place=place))
-        status, said, error = rl_rig.train(path, out, "--rollout", worker.address)
+        path = rl_rig.config(place, **SMALL)
+        status, said, error = rl_rig.killed(place, step, path, out, "--rollout", worker.address)
         self.assertEqual(status, -signal.SIGKILL, said + error)
         self.assertFalse(os.path.exists(os.path.join(out, "adapter")))
         if new_worker:
             worker.close()
             worker = rl_rig.Worker(place + "-new.sock")
-        status, said, error = rl_rig.train(rl_rig.config(place, **SMALL), out, "--rollout", worker.address, "--resume")
+        status, said, error = rl_rig.train(path, out, "--rollout", worker.address, "--resume")
         worker.close()
         self.assertEqual(status, 0, said + error)
         adapter, rows = ended(self.whole)

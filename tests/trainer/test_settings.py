@@ -16,7 +16,7 @@ class Settings(unittest.TestCase):
         s = run_settings.Settings({})
         self.assertEqual((s.arm, s.lora["r"], s.lora["lora_alpha"], s.objective.clip), ("E", 32, 64.0, [0.8, 1.28]))
         self.assertEqual((s.optimizer.lr, s.optimizer.betas, s.optimizer.warmup_steps, s.optimizer.clip_norm), (1e-3, [0.9, 0.95], 5, 1.0))
-        self.assertEqual((s.micro_tokens, s.objective.mini_batches, s.die_at), ([300, 1100], 1, None))
+        self.assertEqual((s.micro_tokens, s.objective.mini_batches), ([300, 1100], 1))
 
     def test_what_is_wrong_is_named(self):
         for found, sentence in (
@@ -33,10 +33,8 @@ class Settings(unittest.TestCase):
                 ({"arm": "M4"}, "arm: expected one of E, M1, M2, M3, found 'M4'"),
                 ({"batch": {"prompts": 2}, "objective": {"mini_batches": 3}}, "objective.mini_batches: expected at most batch.prompts"),
                 ({"batch": {"max_tok": 8}, "sampling": {"max_new": 8}}, "sampling.max_new: expected less than"),
-                ({"die_at": {"step": 1}}, "die_at.place: is missing"),
                 ({"lora": {"rank": 8}}, "lora.rank: expected it left out, the rank is r"),
-                ({"lora": {"target_modules": ["q_proj"]}}, "lora.target_modules: expected it left out"),
-                ({"die_at": {"step": 1, "place": "lunch"}}, "die_at.place: expected one of rollout")):
+                ({"lora": {"target_modules": ["q_proj"]}}, "lora.target_modules: expected it left out")):
             with self.subTest(sentence), self.assertRaisesRegex(run_settings.Invalid, "^" + sentence):
                 run_settings.Settings(found)
 
@@ -50,8 +48,7 @@ class Settings(unittest.TestCase):
 
     def test_what_is_chained_says_what_a_step_is_and_not_when_the_run_ends(self):
         plain = run_settings.Settings({"steps": 4})
-        dying = run_settings.Settings({"steps": 9, "die_at": {"step": 1, "place": "backward"}})
-        self.assertEqual(plain.text, dying.text)
+        self.assertEqual(plain.text, run_settings.Settings({"steps": 9}).text)
         self.assertNotEqual(plain.text, run_settings.Settings({"seed": 2}).text)
         self.assertEqual(run_settings.Settings(run_settings.yaml.safe_load(plain.echo)).text, plain.text)
 

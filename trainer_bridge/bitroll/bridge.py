@@ -404,10 +404,10 @@ class Remote:
             shapes[text_at(tensor.name)] = tuple(tensor.dim[: tensor.n_dim])
         return shapes
 
-    def swap(self, adapter, version, tensors, flags=0, mode="drain", at_prepared=lambda: None):
+    def swap(self, adapter, version, tensors, flags=0, mode="drain"):
         """A version, live when the call returns. tensors: {PEFT name: bf16}; a worker on the same GPU reads them there. mode: what becomes of
-        texts under way: drain, stop, finish-old, in-flight; at_prepared: called between the two phases. Returns the digest of the live memory;
-        the worker has compared the bytes with ours before."""
+        texts under way: drain, stop, finish-old, in-flight. Returns the digest of the live memory; the worker has compared the bytes with
+        ours before."""
         begin = time.monotonic()
         shapes = self.manifest(adapter)
         values = in_order(shapes, tensors)
@@ -421,7 +421,7 @@ class Remote:
             live = self.answer("W_COMMITTED")
         else:
             self.agree("TB_W_ADAPTER", list(shapes), kinds, values)
-            live = self.transfer_adapter(block, adapter, version, flags, values, digest, mode, at_prepared)
+            live = self.transfer_adapter(block, adapter, version, flags, values, digest, mode)
         if live != digest:
             raise abi.Error(C["BR_E_MISMATCH"], f"version {version} of {adapter} is live with digest {live}: expected {digest}")
         self.live_version = version
@@ -481,7 +481,7 @@ class Remote:
         handle = S["br_ipc"]()
         return None if self.library.c.br_ipc_export(block.data_ptr(), ctypes.byref(handle)) else handle
 
-    def transfer(self, kind, adapter, version, flags, values, digest, mode, at_prepared=lambda: None, handle=None):
+    def transfer(self, kind, adapter, version, flags, values, digest, mode, handle=None):
         """W_BEGIN to W_COMMITTED; times and sizes go to last_swap. handle: of the block that the values are, one behind the other."""
         times = [time.monotonic()]
         self.begin(kind, adapter, version, flags, values)
@@ -493,7 +493,6 @@ class Remote:
         times.append(time.monotonic())
         self.answer("W_PREPARED")
         times.append(time.monotonic())
-        at_prepared()
         if mode != "drain" or MODE[mode] != self.mode:
             self.send("PAUSE", mode=MODE[mode])
             self.mode = MODE[mode]

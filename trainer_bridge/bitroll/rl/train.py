@@ -7,7 +7,6 @@ worker that is gone among them; 7 the worker serves another trainer."""
 import argparse
 import contextlib
 import os
-import signal
 import sys
 
 from .. import abi, mcore, peft
@@ -65,7 +64,7 @@ class Run:
             saved = resume.load(self.path("checkpoint"), self.policy) if args.resume else None
             self.n_step, kept = saved or (0, {})
             self.arm.restore(kept)
-            self.grpo = Grpo(self.engine, self.policy, self.arm, task_of(settings, self.policy), settings, args.resume, self.at)
+            self.grpo = Grpo(self.engine, self.policy, self.arm, task_of(settings, self.policy), settings, args.resume)
             self.ledger = opened.enter_context(self.open_ledger(library))
             self.table = opened.enter_context(contextlib.closing(metrics.Table(self.path("metrics.csv"), self.n_step)))
             with open(self.path("run.yaml"), "w", encoding="utf-8") as file:
@@ -89,11 +88,6 @@ class Run:
     def path(self, name):
         return os.path.join(self.out, name)
 
-    def at(self, place, number):
-        """A test's end of this process, as a failing machine would make it."""
-        if self.settings.die_at == dict(step=number, place=place):
-            os.kill(os.getpid(), signal.SIGKILL)
-
     def step(self, number):
         """One step, on disk when it returns: record and row first, so that a checkpoint never stands without them."""
         step, is_last = self.grpo.step(number), number + 1 == self.settings.steps
@@ -107,7 +101,6 @@ class Run:
         self.grpo.update(step)
         step.ms["step"] = sum(step.ms.values())
         self.table.append(metrics.row(step, link, norms, self.grpo.sync_bytes, self.settings.backend))
-        self.at("before_checkpoint", number)
         if is_last or (number + 1) % self.settings.checkpoint_every == 0:
             resume.save(self.path("checkpoint"), self.policy, number + 1, self.arm.state())
         print(line_of(step), flush=True)
