@@ -7,7 +7,7 @@ import unittest
 
 import rig
 import rl_rig
-from bitroll.rl import metrics, resume
+from bitroll.rl import lock, metrics, resume
 
 STEP = 1  # of three: one checkpoint stands before it
 SMALL = dict(batch=dict(prompts=4, samples=4, prompt_tokens=[3, 30]), heldout=dict(prompts=0))
@@ -138,6 +138,19 @@ class Folder(unittest.TestCase):
         self.refused(said, status, error, "ledger.h5: cannot resume: its config digest")
         with open(os.path.join(out, "ledger.h5"), "rb") as file:
             self.assertEqual(file.read(), before)
+
+    def test_two_runs_in_one_folder_are_refused(self):
+        """For as long as the first lives: a kill lets go."""
+        out = os.path.join(rig.PLACE, "taken")
+        with rl_rig.started(rl_rig.config("taken", **SMALL, steps=1000), out) as first:
+            next(line for line in first.stdout if line.startswith("step 0"))
+            for more in ((), ("--resume",)):
+                status, said, error = self.two_steps("taken", *more)[1]
+                self.refused(said, status, error, f"taken: another run is at work here, pid {first.pid}")
+            self.assertIsNone(first.poll())
+            first.kill()
+            first.communicate()
+        os.close(lock.hold(out))
 
     def test_texts_that_do_not_fit_end_the_run_in_a_sentence(self):
         status, said, error = self.two_steps("long", batch=dict(prompts=4, samples=4, prompt_tokens=[60, 60], max_tok=64))[1]

@@ -14,7 +14,7 @@ from ..bridge import Busy, Remote
 from ..in_process import Engine
 from ..ledger import Ledger
 from ..tensors import Checkpoint
-from . import arms, bars, metrics, resume, settings as run_settings
+from . import arms, bars, lock, metrics, resume, settings as run_settings
 from .grpo import Grpo, Mismatch
 from .policy import Policy
 from .task import Arithmetic, LowerHalf
@@ -55,9 +55,11 @@ class Run:
 
     def __init__(self, args, settings):
         self.settings, self.out = settings, args.out
-        self.make_folder(args.resume)
         library, arm = abi.Library(), arms.ARMS[settings.arm]
         with contextlib.ExitStack() as opened:  # of a run that does not come to stand, too, a worker is told that it ends
+            os.makedirs(self.out, exist_ok=True)
+            opened.callback(os.close, lock.hold(self.out))
+            self.check_folder(args.resume)
             self.policy = opened.enter_context(contextlib.closing(Policy(library, args.model, settings, arm.functions())))
             self.engine = opened.enter_context(contextlib.closing(open_rollout(args, settings, self.policy)))
             self.arm = arm(self.engine, self.policy, Checkpoint(args.rollout_model or args.model))
@@ -71,12 +73,11 @@ class Run:
                 file.write(settings.echo)
             self.close = opened.pop_all().close
 
-    def make_folder(self, resumes):
+    def check_folder(self, resumes):
         """What a run has proved is not written over by another."""
         for path in (self.path("ledger.h5"), self.path("checkpoint")):
             if os.path.exists(path) and not resumes:
                 raise ValueError(f"{path}: there already: expected --resume, or a folder that holds no run")
-        os.makedirs(self.out, exist_ok=True)
 
     def open_ledger(self, library):
         """Where none was written before the run was killed, it begins as any."""
