@@ -157,7 +157,8 @@ class Library:
         })
         signatures.update({
             "br_ledger_create": (i32, text, p, ctypes.POINTER(p)), "br_ledger_resume": (i32, text, p, i64, ctypes.POINTER(p)),
-            "br_ledger_append": (i32, p, p, p), "br_ledger_step_count": (i64, p), "br_ledger_root": (None, p, p), "br_ledger_close": (i32, p),
+            "br_ledger_append": (i32, p, p, p), "br_ledger_steps": (i32, text, p),
+            "br_ledger_step_count": (i64, p), "br_ledger_root": (None, p, p), "br_ledger_close": (i32, p),
         })
         for name, (result, *arguments) in signatures.items():
             function = getattr(self.c, name)

@@ -59,13 +59,11 @@ class Run:
         with contextlib.ExitStack() as opened:  # of a run that does not come to stand, too, a worker is told that it ends
             os.makedirs(self.out, exist_ok=True)
             opened.callback(os.close, lock.hold(self.out))
-            self.check_folder(args.resume)
+            self.check_folder(library, args.resume)
             self.policy = opened.enter_context(contextlib.closing(Policy(library, args.model, settings, arm.functions())))
             self.engine = opened.enter_context(contextlib.closing(open_rollout(args, settings, self.policy)))
             self.arm = arm(self.engine, self.policy, Checkpoint(args.rollout_model or args.model))
-            saved = resume.load(self.path("checkpoint"), self.policy) if args.resume else None
-            self.n_step, kept = saved or (0, {})
-            self.arm.restore(kept)
+            self.n_step = self.begin_from_checkpoint()
             self.grpo = Grpo(self.engine, self.policy, self.arm, task_of(settings, self.policy), settings, args.resume)
             self.ledger = opened.enter_context(self.open_ledger(library))
             self.table = opened.enter_context(contextlib.closing(metrics.Table(self.path("metrics.csv"), self.n_step)))
@@ -73,17 +71,29 @@ class Run:
                 file.write(settings.echo)
             self.close = opened.pop_all().close
 
-    def check_folder(self, resumes):
-        """What a run has proved is not written over by another."""
-        for path in (self.path("ledger.h5"), self.path("checkpoint")):
+    def check_folder(self, library, resumes):
+        """What a run has proved is not written over by another, nor by itself without need."""
+        resume.recover(self.path(resume.CHECKPOINT))
+        for path in (self.path(resume.LEDGER), self.path(resume.CHECKPOINT)):
             if os.path.exists(path) and not resumes:
                 raise ValueError(f"{path}: there already: expected --resume, or a folder that holds no run")
+        resume.check(self.out, library, self.settings.checkpoint_every)
+
+    def begin_from_checkpoint(self):
+        """Steps that are done. The start is one too: a ledger without a checkpoint then says that one was lost."""
+        saved = resume.load(self.path(resume.CHECKPOINT), self.policy)
+        if saved is None:
+            saved = 0, self.arm.state()
+            resume.save(self.path(resume.CHECKPOINT), self.policy, *saved)
+        n_step, kept = saved
+        self.arm.restore(kept)
+        return n_step
 
     def open_ledger(self, library):
         """Where none was written before the run was killed, it begins as any."""
         run = dict(contract=self.engine.contract_digest(), base_rollout=self.engine.weights_digest(), base_trainer=self.policy.base_digest,
                    config_text=self.settings.text)
-        path = self.path("ledger.h5")
+        path = self.path(resume.LEDGER)
         return Ledger.resume(library, path, run, self.n_step) if self.n_step or os.path.exists(path) else Ledger.create(library, path, run)
 
     def path(self, name):
@@ -103,7 +113,7 @@ class Run:
         step.ms["step"] = sum(step.ms.values())
         self.table.append(metrics.row(step, link, norms, self.grpo.sync_bytes, self.settings.backend))
         if is_last or (number + 1) % self.settings.checkpoint_every == 0:
-            resume.save(self.path("checkpoint"), self.policy, number + 1, self.arm.state())
+            resume.save(self.path(resume.CHECKPOINT), self.policy, number + 1, self.arm.state())
         print(line_of(step), flush=True)
 
     def record(self, step):
