@@ -199,6 +199,11 @@ class Folder(unittest.TestCase):
             first.communicate()
         os.close(lock.hold(out))
 
+    def test_a_run_of_one_step_is_done(self):
+        status, said, error = rl_rig.train(rl_rig.config("one"), os.path.join(rig.PLACE, "one"), "--steps", "1")
+        self.assertEqual(status, 0, said + error)
+        self.assertEqual([line.split(": ")[-1] for line in said.splitlines() if line.startswith("----")], ["needs 2 steps, the run has 1"] * 2)
+
     def test_texts_that_do_not_fit_end_the_run_in_a_sentence(self):
         status, said, error = self.two_steps("long", batch=dict(prompts=4, samples=4, prompt_tokens=[60, 60], max_tok=64))[1]
         self.refused(said, status, error, r"step 0: texts may get \d+ tokens long, expected at most batch.max_tok \(64\)")

@@ -136,6 +136,15 @@ class Metrics(unittest.TestCase):
         self.assertEqual(met([("0.1", "a", "0.7"), ("0.9", "a", "0.7")], dict(w1=True, w2=False), 0.8), [False] * 6)
         self.assertEqual(met([("", "a", "0.5"), ("", "b", "0.5")], dict(w1=True), 1.0), [True] * 4)
 
+    def test_one_step_misses_no_bar_that_needs_two(self):
+        row = dict(step="0", differ_from_base_share="0", digest_trainer="a", zero_spread_share="0.5")
+        found = bars.lines([row], dict(w1=True), 1.0)
+        self.assertEqual([is_met for _, is_met in found], [True, None, None, True, True, True])
+        self.assertEqual([text.endswith("needs 2 steps, the run has 1") for text, _ in found], [False, True, True, False, False, False])
+        self.assertEqual([bars.line(*bar)[:4] for bar in found], ["ok  ", "----", "----", "ok  ", "ok  ", "ok  "])
+        self.assertTrue(bars.met(found))
+        self.assertFalse(bars.met(bars.lines([row], dict(w1=False), 1.0)))
+
 
 if __name__ == "__main__":
     unittest.main()

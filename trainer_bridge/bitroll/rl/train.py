@@ -137,9 +137,9 @@ class Run:
     def bars(self):
         """Prints what the run must show; whether it does."""
         found = bars.lines(metrics.read(self.path("metrics.csv")), *bars.moved(self.policy.model))
-        for text, is_met in found:
-            print(f"{'ok  ' if is_met else 'MISS'} {text}", flush=True)
-        return all(is_met for _, is_met in found)
+        for bar in found:
+            print(bars.line(*bar), flush=True)
+        return bars.met(found)
 
 
 def line_of(step):
