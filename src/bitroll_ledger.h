@@ -82,6 +82,8 @@ br_status br_ledger_create(const char *path, const br_ledger_run *run, br_ledger
 /* Goes on with the file of an equal run, finished or killed: keeps its first n_step steps, drops the others. Besides: BR_E_NOT_FOUND,
  * BR_E_FORMAT, BR_E_MISMATCH (another run), BR_E_ARG (fewer steps are there). */
 br_status br_ledger_resume(const char *path, const br_ledger_run *run, int64_t n_step, br_ledger **out);
+/* How many steps the file at `path` has, finished or killed. Errors: BR_E_NOT_FOUND, BR_E_FORMAT, BR_E_IO, BR_E_NOMEM. */
+br_status br_ledger_steps(const char *path, int64_t *n_step);
 /* Appends a step; log-probs that differ are counted and recorded, not refused. What step points to is read before the call returns; record
  * may be NULL. BR_E_NAN: a sampled token without a log-prob or with a NaN, a reward that is not finite. BR_E_ARG: another field out of range.
  * Nothing is appended then. After BR_E_IO (full disk) the ledger can only be closed; what was appended before is intact. */

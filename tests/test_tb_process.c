@@ -120,6 +120,35 @@ START_TEST(test_killed_worker) {
 }
 END_TEST
 
+/* A second trainer is told at once that another is served, in whatever state, and goes first when that one has hung up. */
+START_TEST(test_second_trainer) {
+    tb_trainer_options o = {.me = rig_hello(TB_TRAINER), .wait_ms = 5000};
+    rig_peer first;
+    tb_transport *t;
+    tb_trainer *second;
+    char who[64];
+    make_path();
+    snprintf(who, sizeof who, "serves another trainer, pid %d", (int)getpid());
+    const pid_t worker = start_worker(DIE_NEVER);
+    connect_peer(&first);
+    ck_assert_msg(rig_reach(&first, (rig_state)_i), "%s", first.text);
+    const int64_t begin = tb_now_ms();
+    for (int is_late = 0; is_late < 2; is_late++) { /* late: HELLO meets a connection that is closed */
+        CHECK_OK(tb_socket_connect(path, 3000, &t));
+        while (is_late && !t->ended)
+            tb_transport_pump(t);
+        CHECK_FAILS(tb_trainer_open(t, &o, &second), BR_E_LIMIT);
+        ck_assert_msg(strstr(br_last_error(), who) != NULL, "%s", br_last_error());
+    }
+    ck_assert_int_lt(tb_now_ms() - begin, RIG_DEAD_MS);
+    rig_peer_close(&first);
+    CHECK_OK(tb_socket_connect(path, 3000, &t));
+    CHECK_OK(tb_trainer_open(t, &o, &second));
+    tb_trainer_close(second, 1);
+    ck_assert_int_eq(end_of(worker), 0);
+}
+END_TEST
+
 START_TEST(test_listening_refuses) {
     tb_listener *l, *m;
     tb_transport *t;
@@ -222,6 +251,7 @@ Suite *test_tb_process_suite(void) {
     tcase_set_timeout(t, 30);
     tcase_add_loop_test(t, test_killed_trainer, AT_GREETING, RIG_STATES);
     tcase_add_loop_test(t, test_killed_worker, DIE_IN_BEGIN, DIE_AFTER_COMMIT + 1);
+    tcase_add_loop_test(t, test_second_trainer, AT_GREETING, RIG_STATES);
     tcase_add_test(t, test_listening_refuses);
     suite_add_tcase(s, t);
     t = tcase_create("MPI");

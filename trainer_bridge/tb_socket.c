@@ -1,10 +1,13 @@
 /* Frames over a UNIX stream socket. Layer: trainer_bridge.
  *
  * The descriptor does not block. A frame is taken in piece by piece: its header first, and only when that is sound its payload. Nothing is
- * allocated for damage, and until the greeting no payload of more than TB_STRANGER_MAX. */
+ * allocated for damage, and until the greeting no payload of more than TB_STRANGER_MAX.
+ *
+ * An end that a listener accepted also answers for that listener while it takes in what arrives: its peer is served, others are not. */
 #include "tb_transport.h"
 
 #include "br_mem.h"
+#include "tb_message.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -24,7 +27,13 @@ typedef struct socket_end {
     unsigned char head[TB_HEADER_BYTES];
     uint64_t n_in; /* bytes of the frame being received that are in, header included */
     tb_frame *coming; /* once its header is in */
+    const tb_listener *listener; /* that accepted it, NULL: it connected */
 } socket_end;
+
+struct tb_listener {
+    int fd;
+    struct sockaddr_un address;
+};
 
 static void end_of_stream(socket_end *s, ssize_t got, int error) {
     char text[128];
@@ -60,7 +69,37 @@ static int header_is_in(socket_end *s) {
     return s->coming != NULL;
 }
 
-static void socket_pump(tb_transport *t) {
+/* The refusal: a fatal ERROR in front of any session. A caller that is gone again misses nothing. */
+static void say_busy(const socket_end *s, int fd) {
+    struct ucred peer = {.pid = 0};
+    unsigned char head[TB_HEADER_BYTES];
+    tb_buffer text = {0};
+    char sentence[128];
+    tb_header header = {.major = TB_MAJOR, .minor = TB_MINOR, .type = TB_ERROR};
+    (void)getsockopt(s->fd, SOL_SOCKET, SO_PEERCRED, &peer, &(socklen_t){sizeof peer});
+    snprintf(sentence, sizeof sentence, "this worker serves another trainer, pid %d: wait for its end, or use another worker", (int)peer.pid);
+    tb_message_encode(TB_ERROR, &(tb_message){.error = {.code = TB_BUSY, .fatal = 1, .text = tb_text_of(sentence)}}, &text);
+    if (text.failed == BR_OK) {
+        tb_header_seal(&header, text.bytes, text.n, head);
+        struct iovec piece[] = {{head, sizeof head}, {text.bytes, text.n}};
+        (void)sendmsg(fd, &(struct msghdr){.msg_iov = piece, .msg_iovlen = 2}, MSG_NOSIGNAL | MSG_DONTWAIT);
+    }
+    tb_buffer_close(&text);
+}
+
+/* Whoever calls after the served peer has hung up is not refused: the listener accepts it next. */
+static void turn_others_away(const socket_end *s) {
+    enum { CALLS, SERVED };
+    struct pollfd p[] = {{.fd = s->listener->fd, .events = POLLIN}, {.fd = s->fd, .events = POLLRDHUP}};
+    int fd;
+    while (poll(p, 2, 0) > 0 && p[CALLS].revents && !p[SERVED].revents &&
+           (fd = accept4(s->listener->fd, NULL, NULL, SOCK_CLOEXEC)) >= 0) {
+        say_busy(s, fd);
+        close(fd);
+    }
+}
+
+static void take_in(tb_transport *t) {
     socket_end *s = (socket_end *)t;
     while (tb_inbox_has_room(t)) {
         if (s->n_in < TB_HEADER_BYTES) {
@@ -80,6 +119,13 @@ static void socket_pump(tb_transport *t) {
         s->coming = NULL;
         s->n_in = 0;
     }
+}
+
+static void socket_pump(tb_transport *t) {
+    const socket_end *s = (const socket_end *)t;
+    take_in(t);
+    if (s->listener)
+        turn_others_away(s);
 }
 
 static br_status socket_push(tb_transport *t, const tb_batch *batch, int *done) {
@@ -145,11 +191,6 @@ br_status tb_socket_adopt(int fd, tb_transport **out) {
 }
 
 /* ---- addresses ----------------------------------------------------------------------------------------------------------- */
-
-struct tb_listener {
-    int fd;
-    struct sockaddr_un address;
-};
 
 static br_status address_of(const char *path, struct sockaddr_un *out) {
     *out = (struct sockaddr_un){.sun_family = AF_UNIX};
@@ -218,7 +259,9 @@ br_status tb_socket_accept(tb_listener *listener, int64_t wait_ms, tb_transport 
         close(fd);
         return br_fail(BR_E_NOT_FOUND, "socket %s: a connection closed before it began", listener->address.sun_path);
     }
-    return tb_socket_adopt(fd, out);
+    BR_TRY(tb_socket_adopt(fd, out));
+    ((socket_end *)*out)->listener = listener;
+    return BR_OK;
 }
 
 br_status tb_socket_connect(const char *path, int64_t wait_ms, tb_transport **out) {

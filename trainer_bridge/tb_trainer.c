@@ -29,7 +29,7 @@ static int64_t or_else(int64_t given, int64_t otherwise) {
 
 static br_status over(const tb_trainer *tr) {
     const tb_channel *c = &tr->channel;
-    const br_status status = c->end == TB_OK ? BR_E_ABORTED : c->end == TB_DIFFERS ? BR_E_MISMATCH :
+    const br_status status = c->end == TB_OK ? BR_E_ABORTED : c->end == TB_DIFFERS ? BR_E_MISMATCH : c->end == TB_BUSY ? BR_E_LIMIT :
                              c->end == TB_LOST || c->end == TB_SILENT ? BR_E_IO : BR_E_FORMAT;
     return br_fail(status, "%s", c->sentence);
 }
@@ -73,6 +73,14 @@ static br_status step(tb_trainer *tr, int64_t wait_ms) {
     return c->phase == TB_CLOSED ? over(tr) : BR_OK;
 }
 
+/* A send failed: the worker may have said why before it closed. */
+static br_status take_last_words(tb_trainer *tr) {
+    for (const int64_t last = tb_now_ms() + LAST_WORDS_MS; tb_now_ms() < last && step(tr, 1) == BR_OK;)
+        continue;
+    tb_channel_close(&tr->channel, TB_LOST, "the worker took no more");
+    return over(tr);
+}
+
 static br_status draw_session(uint64_t *out) {
     do {
         if (getrandom(out, sizeof *out, 0) != sizeof *out)
@@ -82,9 +90,8 @@ static br_status draw_session(uint64_t *out) {
 }
 
 static br_status greet(tb_trainer *tr) {
-    br_status status;
     tb_channel_open(&tr->channel, tb_now_ms());
-    status = send_all(tr);
+    br_status status = send_all(tr) == BR_OK ? BR_OK : take_last_words(tr);
     while (status == BR_OK && tr->channel.phase == TB_GREETING)
         status = step(tr, tr->opt.wait_ms);
     if (status == BR_OK)
@@ -154,14 +161,6 @@ static int has_credit(const tb_channel *c, const tb_spec *spec) {
 
 int64_t tb_trainer_requests(const tb_trainer *tr) {
     return tr->channel.may_requests;
-}
-
-/* A send failed: the worker may have said why before it closed. */
-static br_status take_last_words(tb_trainer *tr) {
-    for (const int64_t last = tb_now_ms() + LAST_WORDS_MS; tb_now_ms() < last && step(tr, 1) == BR_OK;)
-        continue;
-    tb_channel_close(&tr->channel, TB_LOST, "the worker took no more");
-    return over(tr);
 }
 
 br_status tb_trainer_flush(tb_trainer *tr) {

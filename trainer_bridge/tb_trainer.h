@@ -22,8 +22,8 @@ typedef struct tb_trainer_options {
 
 typedef struct tb_trainer tb_trainer;
 
-/* Greets over t, which it owns, also on error. BR_E_MISMATCH: another model or contract. BR_E_IO: the worker is lost or silent.
- * BR_E_FORMAT: it does not keep the protocol. */
+/* Greets over t, which it owns, also on error. BR_E_MISMATCH: another model or contract. BR_E_LIMIT: the worker serves another trainer.
+ * BR_E_IO: it is lost or silent. BR_E_FORMAT: it does not keep the protocol. */
 br_status tb_trainer_open(tb_transport *t, const tb_trainer_options *options, tb_trainer **out);
 /* What the worker said of itself: live version and adapter digest are what a restarted trainer goes on from. */
 const tb_hello *tb_trainer_worker(const tb_trainer *tr);

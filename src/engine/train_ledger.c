@@ -83,6 +83,15 @@ exit:
     return status;
 }
 
+br_status br_ledger_steps(const char *path, int64_t *n_step) {
+    ledger_reader *reader;
+    *n_step = 0;
+    BR_TRY(ledger_open(path, &reader));
+    *n_step = ledger_step_count(reader);
+    ledger_close(reader);
+    return BR_OK;
+}
+
 /* ---- steps ------------------------------------------------------------------------------------------------------------------ */
 
 static br_status take_seq(const br_ledger_seq *from, ledger_seq *to) {

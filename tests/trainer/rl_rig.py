@@ -22,7 +22,7 @@ def values(**changes):
     """The settings of a small run, some of them changed: section by section."""
     made = {**PLAIN}
     for key, value in changes.items():
-        made[key] = {**made.get(key, {}), **value} if isinstance(value, dict) and key != "die_at" else value
+        made[key] = {**made.get(key, {}), **value} if isinstance(value, dict) else value
     return made
 
 
@@ -75,6 +75,15 @@ def command(config_path, out, *arguments):
     """Of a trainer, on pico."""
     return [sys.executable, "-W", "ignore", "-m", "bitroll.rl.train", "--config", config_path, "--model", rig.checkpoint("pico")[0], "--out", out,
             *arguments]
+
+
+def killed(place, step, config_path, out, *arguments):
+    """`train`, of a trainer that dying_run kills there."""
+    whole = command(config_path, out, *arguments)
+    at = whole.index("-m")
+    dying = [*whole[:at], os.path.join(os.path.dirname(os.path.abspath(__file__)), "dying_run.py"), place, str(step), *whole[at + 2 :]]
+    done = subprocess.run(dying, capture_output=True, text=True, env=environment(), timeout=600)
+    return done.returncode, done.stdout, done.stderr
 
 
 def environment():

@@ -1,5 +1,5 @@
-"""The engine behind the bridge against the engine in this process: over a UNIX socket and over MPI the same bytes, and every fault an
-exception with a sentence. With arguments this file is the trainer of an MPI job that launch.sh runs."""
+"""The engine behind the bridge against the engine in this process: over a UNIX socket the same bytes, and every fault an exception with a
+sentence. test_launch is the same over MPI."""
 import contextlib
 import ctypes
 import itertools
@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 import types
@@ -26,7 +25,6 @@ from bitroll.tensors import Checkpoint
 from bitroll.wire import TYPE
 
 WORKER = os.path.join(os.path.dirname(rig.BITROLL), "bitroll-worker")
-LAUNCH = os.path.join(rig.TREE, "trainer_bridge", "launch.sh")
 SETTINGS = types.SimpleNamespace(rank=rig.RANK, alpha=rig.ALPHA, rslora=False)
 OPTIONS = ["--adapter", "policy=", "--swap-rank", str(rig.RANK), "--swap-alpha", str(rig.ALPHA), "--backend", "oracle", "--threads", "1"]
 ABORT = abi.CONSTANTS["BR_STOP_ABORT"]
@@ -506,96 +504,5 @@ class Ends(unittest.TestCase):
             r.remote(folder=other)
 
 
-# ---- over MPI ----------------------------------------------------------------------------------------------------------------
-
-LINE = "x" * 200_000 + " a line of the trainer"
-
-
-def launched(what, folder, wanted, *options, worker=()):
-    """(status, standard output, standard error) of an MPI job whose trainer is this file, on a checkpoint `wanted`."""
-    command = [LAUNCH, *options, WORKER, "--model", folder, *OPTIONS, *worker, "--", sys.executable, "-B", __file__, "trainer", what, wanted]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)  # a hang is a failure, not a wait
-    return done.returncode, done.stdout, done.stderr
-
-
-class Mpi(unittest.TestCase):
-    def test_the_engines_bytes(self):
-        folder, _ = rig.checkpoint("pico")
-        status, out, err = launched("round", folder, folder)
-        self.assertEqual(status, 0, out[:2000] + err)
-        self.assertIn(LINE, out.splitlines())
-        self.assertRegex(out, r"launch: mpirun \(Open MPI\) .*\n(.*\n)*launch: rank 0 is the worker, pid \d+")
-        self.assertRegex(out, r"launch: rank 1 is the trainer, pid \d+")
-        self.assertEqual(out.splitlines()[-1], "ok over MPI")
-
-    def test_a_killed_worker(self):
-        folder, _ = rig.checkpoint("pico")
-        status, out, err = launched("kill-worker", folder, folder)
-        self.assertEqual(status, 6, out + err)
-        self.assertIn("nothing was heard of the peer for", out)
-        self.assertIn("the worker ended with status 137, the trainer with 1", err)
-
-    def test_a_killed_trainer(self):
-        folder, _ = rig.checkpoint("pico")
-        status, out, err = launched("kill-trainer", folder, folder)
-        self.assertEqual(status, 3, out + err)
-        self.assertIn("the worker ended with status 3, the trainer with 137", err)
-
-    def test_a_trainer_that_stands_still(self):
-        folder, _ = rig.checkpoint("pico")
-        status, out, err = launched("stop-trainer", folder, folder, "--grace", "1")
-        self.assertEqual(status, 3, out + err)
-        self.assertIn("the worker ended with status 3, the trainer with 124", err)
-
-    def test_another_base(self):
-        folder, other = rig.checkpoint("pico")[0], rig.checkpoint("pico", seed=2)[0]
-        status, out, err = launched("round", folder, other)
-        self.assertEqual(status, 5, out + err)
-        self.assertIn("differ in: base weights", err)
-
-    def test_a_trainer_that_never_speaks(self):
-        folder, _ = rig.checkpoint("pico")
-        for what, wanted in (("nothing", 6), ("fail", 9)):
-            status, out, err = launched(what, folder, folder, "--grace", "1")
-            self.assertEqual((status, out.splitlines()[-1]), (wanted, "no word"), out + err)
-            self.assertIn("the worker still ran", err)
-
-    def test_a_worker_that_cannot_start(self):
-        folder, _ = rig.checkpoint("pico")
-        for other, options in ((folder, ["--no-such-option"]), (folder + "-none", [])):  # before MPI has started, and after
-            status, out, err = launched("round", other, folder, "--grace", "1", worker=options)
-            self.assertEqual(status, 2, out + err)
-            self.assertIn("the trainer still ran", err)
-            self.assertIn("the worker ended with status 2", err)
-
-
-def train(what, folder):
-    if what in ("nothing", "fail"):
-        print("no word")
-        sys.exit(9 if what == "fail" else 0)
-    remote = Remote(rig.LIBRARY, folder, "mpi:0", SETTINGS, wait_ms=30000, dead_ms=DEAD_MS)
-    if what == "kill-worker":
-        os.kill(remote.hello.pid, signal.SIGKILL)
-        try:
-            remote.generate(samples(4), "base", 7)
-        except abi.Error as error:
-            print(error)
-            remote.close()
-            sys.exit(1)
-    if what == "kill-trainer":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if what == "stop-trainer":
-        os.kill(os.getpid(), signal.SIGSTOP)
-    engine = here(folder)
-    check_round(unittest.TestCase(), remote, engine)
-    print(LINE)
-    remote.close()
-    engine.close()
-    print("ok over MPI")
-
-
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["trainer"]:
-        train(*sys.argv[2:])
-    else:
-        unittest.main()
+    unittest.main()

@@ -6,7 +6,7 @@ import unittest
 import rig
 from bitroll import abi
 from bitroll.in_process import Engine, Sample
-from bitroll.ledger import Ledger, UNSCORED
+from bitroll.ledger import Ledger, UNSCORED, n_step_of
 
 NEW = 6
 
@@ -59,6 +59,9 @@ class Written(unittest.TestCase):
         killed = Ledger.create(rig.LIBRARY, cut, self.run_of)
         self.append(killed, 0)
         self.append(killed, 1)  # never closed, as after a kill
+        self.assertEqual((n_step_of(rig.LIBRARY, whole), n_step_of(rig.LIBRARY, cut)), (2, 2))
+        with self.assertRaisesRegex(abi.Error, "none.h5"):
+            n_step_of(rig.LIBRARY, self.path("none.h5"))
         with Ledger.resume(rig.LIBRARY, cut, self.run_of, 1) as ledger:
             self.append(ledger, 1)
         with open(whole, "rb") as a, open(cut, "rb") as b:

@@ -7,7 +7,8 @@ import unittest
 
 import rig
 import rl_rig
-from bitroll.rl import metrics, resume
+from bitroll.ledger import Ledger
+from bitroll.rl import lock, metrics, resume
 
 STEP = 1  # of three: one checkpoint stands before it
 SMALL = dict(batch=dict(prompts=4, samples=4, prompt_tokens=[3, 30]), heldout=dict(prompts=0))
@@ -33,14 +34,14 @@ class Killed(unittest.TestCase):
     def killed_and_resumed(self, place, new_worker=False, step=STEP):
         out = os.path.join(rig.PLACE, f"{place}-{step}")
         worker = rl_rig.Worker(place + ".sock")
-        path = rl_rig.config(place, **SMALL, die_at=dict(step=step, place=place))
-        status, said, error = rl_rig.train(path, out, "--rollout", worker.address)
+        path = rl_rig.config(place, **SMALL)
+        status, said, error = rl_rig.killed(place, step, path, out, "--rollout", worker.address)
         self.assertEqual(status, -signal.SIGKILL, said + error)
         self.assertFalse(os.path.exists(os.path.join(out, "adapter")))
         if new_worker:
             worker.close()
             worker = rl_rig.Worker(place + "-new.sock")
-        status, said, error = rl_rig.train(rl_rig.config(place, **SMALL), out, "--rollout", worker.address, "--resume")
+        status, said, error = rl_rig.train(path, out, "--rollout", worker.address, "--resume")
         worker.close()
         self.assertEqual(status, 0, said + error)
         adapter, rows = ended(self.whole)
@@ -62,8 +63,11 @@ class Killed(unittest.TestCase):
     def test_after_the_update_before_the_checkpoint(self):
         self.killed_and_resumed("before_checkpoint")
 
-    def test_before_any_checkpoint(self):
+    def test_in_the_first_step(self):
         self.killed_and_resumed("backward", step=0)
+
+    def test_before_the_first_step_has_its_checkpoint(self):
+        self.killed_and_resumed("before_checkpoint", step=0)
 
     def test_worker_lost_as_well(self):
         self.killed_and_resumed("committed", new_worker=True, step=2)
@@ -89,6 +93,14 @@ class Folder(unittest.TestCase):
         os.makedirs(folder + ".part")
         self.assertEqual(resume.load(folder, self.parts.policy), (3, {}))
         self.assertEqual([n for n in os.listdir(rig.PLACE) if n.startswith("kept")], ["kept"])
+
+    def test_an_old_checkpoint_between_the_two_renames_is_not_written_over(self):
+        out, _ = self.ledger_of_three("between")
+        os.unlink(os.path.join(out, "ledger.h5"))
+        self.checkpoint_at(out, 3)
+        os.rename(os.path.join(out, "checkpoint"), os.path.join(out, "checkpoint.old"))
+        status, said, error = self.two_steps("between")[1]
+        self.refused(said, status, error, "checkpoint: there already")
 
     def test_no_folder_is_no_step(self):
         self.assertIsNone(resume.load(os.path.join(rig.PLACE, "none"), self.parts.policy))
@@ -133,11 +145,64 @@ class Folder(unittest.TestCase):
             before = file.read()
         status, said, error = self.two_steps("proved", "--seed", "2")[1]
         self.refused(said, status, error, "ledger.h5: there already: expected --resume")
-        os.rename(os.path.join(out, "checkpoint"), os.path.join(out, "elsewhere"))  # as one that was killed before the first checkpoint
         status, said, error = self.two_steps("proved", "--seed", "2", "--resume")[1]
         self.refused(said, status, error, "ledger.h5: cannot resume: its config digest")
+        os.rename(os.path.join(out, "checkpoint"), os.path.join(out, "elsewhere"))
+        status, said, error = self.two_steps("proved", "--resume")[1]
+        self.refused(said, status, error, "checkpoint: is not there, but ledger.h5 has 2 steps: put it back, or begin again in another folder")
         with open(os.path.join(out, "ledger.h5"), "rb") as file:
             self.assertEqual(file.read(), before)
+
+    def test_a_checkpoint_and_a_ledger_of_two_moments_are_refused(self):
+        out, ledger = self.ledger_of_three("moments")
+        for n_step, every, sentence in ((4, 1, "is of 4 steps, but ledger.h5 has 3: .* that was written beside it"),
+                                        (1, 1, "is of 1 steps, but ledger.h5 has 3, and the next was due at 2: put the last one back"),
+                                        (1, 2, ".*and the next was due at 2"), (0, 2, ".*and the next was due at 2")):
+            with self.subTest(n_step=n_step, every=every), self.assertRaisesRegex(resume.Failed, "checkpoint: " + sentence):
+                self.checkpoint_at(out, n_step)
+                resume.check(out, rig.LIBRARY, every)
+        for n_step, every in ((3, 1), (2, 1), (2, 2), (3, 4), (0, 3)):  # of a run that ended, or was killed behind its third record
+            self.checkpoint_at(out, n_step)
+            resume.check(out, rig.LIBRARY, every)
+        os.unlink(ledger)
+        with self.assertRaisesRegex(resume.Failed, "is of 3 steps, but ledger.h5 has 0"):
+            self.checkpoint_at(out, 3)
+            resume.check(out, rig.LIBRARY, 1)
+        self.checkpoint_at(out, 0)
+        resume.check(out, rig.LIBRARY, 1)
+
+    def ledger_of_three(self, name):
+        """(folder, its ledger), which was never closed, as after a kill."""
+        out = os.path.join(rig.PLACE, name)
+        os.makedirs(os.path.join(out, "checkpoint"))
+        path, nothing = os.path.join(out, "ledger.h5"), "0" * 32
+        ledger = Ledger.create(rig.LIBRARY, path, dict(contract=nothing, base_rollout=nothing, base_trainer=nothing, config_text=""))
+        for step in range(3):
+            ledger.append(step=step, version=step, adapter_rollout=nothing, adapter_trainer=nothing, texts=[], rewards=[], advantages=[], rollout=[],
+                          again=[], update=[])
+        return out, path
+
+    def checkpoint_at(self, out, n_step):
+        with open(os.path.join(out, "checkpoint", resume.RUN), "w", encoding="ascii") as file:
+            json.dump(dict(n_step=n_step, base_digest="0" * 32), file)
+
+    def test_two_runs_in_one_folder_are_refused(self):
+        """For as long as the first lives: a kill lets go."""
+        out = os.path.join(rig.PLACE, "taken")
+        with rl_rig.started(rl_rig.config("taken", **SMALL, steps=1000), out) as first:
+            next(line for line in first.stdout if line.startswith("step 0"))
+            for more in ((), ("--resume",)):
+                status, said, error = self.two_steps("taken", *more)[1]
+                self.refused(said, status, error, f"taken: another run is at work here, pid {first.pid}")
+            self.assertIsNone(first.poll())
+            first.kill()
+            first.communicate()
+        os.close(lock.hold(out))
+
+    def test_a_run_of_one_step_is_done(self):
+        status, said, error = rl_rig.train(rl_rig.config("one"), os.path.join(rig.PLACE, "one"), "--steps", "1")
+        self.assertEqual(status, 0, said + error)
+        self.assertEqual([line.split(": ")[-1] for line in said.splitlines() if line.startswith("----")], ["needs 2 steps, the run has 1"] * 2)
 
     def test_texts_that_do_not_fit_end_the_run_in_a_sentence(self):
         status, said, error = self.two_steps("long", batch=dict(prompts=4, samples=4, prompt_tokens=[60, 60], max_tok=64))[1]
@@ -150,6 +215,18 @@ class Folder(unittest.TestCase):
             worker.close()
             said, error = trainer.communicate(timeout=60)
         self.refused(said, trainer.returncode, error, "peer")
+
+    def test_a_second_trainer_of_a_worker_is_told_so(self):
+        worker = rl_rig.Worker("shared.sock")
+        with rl_rig.started(rl_rig.config("first", **SMALL, steps=1000), os.path.join(rig.PLACE, "first"), "--rollout", worker.address) as first:
+            next(line for line in first.stdout if line.startswith("step 0"))
+            status, said, error = self.two_steps("second", "--rollout", worker.address)[1]
+            first.kill()
+            first.communicate()
+        self.assertEqual((status, said), (7, ""), error)
+        self.assertRegex(error, f"train: .*this worker serves another trainer, pid {first.pid}:")
+        self.assertFalse(os.path.exists(os.path.join(rig.PLACE, "second", "ledger.h5")))
+        worker.close()
 
     def test_a_damaged_checkpoint_is_named(self):
         for name, cut in (("optimizer.pt", 100), (os.path.join("masters", "__0_0.distcp"), 100), (resume.RUN, 0)):

@@ -16,7 +16,7 @@ class Settings(unittest.TestCase):
         s = run_settings.Settings({})
         self.assertEqual((s.arm, s.lora["r"], s.lora["lora_alpha"], s.objective.clip), ("E", 32, 64.0, [0.8, 1.28]))
         self.assertEqual((s.optimizer.lr, s.optimizer.betas, s.optimizer.warmup_steps, s.optimizer.clip_norm), (1e-3, [0.9, 0.95], 5, 1.0))
-        self.assertEqual((s.micro_tokens, s.objective.mini_batches, s.die_at), ([300, 1100], 1, None))
+        self.assertEqual((s.micro_tokens, s.objective.mini_batches), ([300, 1100], 1))
 
     def test_what_is_wrong_is_named(self):
         for found, sentence in (
@@ -33,10 +33,8 @@ class Settings(unittest.TestCase):
                 ({"arm": "M4"}, "arm: expected one of E, M1, M2, M3, found 'M4'"),
                 ({"batch": {"prompts": 2}, "objective": {"mini_batches": 3}}, "objective.mini_batches: expected at most batch.prompts"),
                 ({"batch": {"max_tok": 8}, "sampling": {"max_new": 8}}, "sampling.max_new: expected less than"),
-                ({"die_at": {"step": 1}}, "die_at.place: is missing"),
                 ({"lora": {"rank": 8}}, "lora.rank: expected it left out, the rank is r"),
-                ({"lora": {"target_modules": ["q_proj"]}}, "lora.target_modules: expected it left out"),
-                ({"die_at": {"step": 1, "place": "lunch"}}, "die_at.place: expected one of rollout")):
+                ({"lora": {"target_modules": ["q_proj"]}}, "lora.target_modules: expected it left out")):
             with self.subTest(sentence), self.assertRaisesRegex(run_settings.Invalid, "^" + sentence):
                 run_settings.Settings(found)
 
@@ -50,8 +48,7 @@ class Settings(unittest.TestCase):
 
     def test_what_is_chained_says_what_a_step_is_and_not_when_the_run_ends(self):
         plain = run_settings.Settings({"steps": 4})
-        dying = run_settings.Settings({"steps": 9, "die_at": {"step": 1, "place": "backward"}})
-        self.assertEqual(plain.text, dying.text)
+        self.assertEqual(plain.text, run_settings.Settings({"steps": 9}).text)
         self.assertNotEqual(plain.text, run_settings.Settings({"seed": 2}).text)
         self.assertEqual(run_settings.Settings(run_settings.yaml.safe_load(plain.echo)).text, plain.text)
 
@@ -138,6 +135,15 @@ class Metrics(unittest.TestCase):
         self.assertEqual(met([("0", "a", "0.5"), ("1", "b", "0.5")], dict(w1=True), 1.0), [True] * 6)
         self.assertEqual(met([("0.1", "a", "0.7"), ("0.9", "a", "0.7")], dict(w1=True, w2=False), 0.8), [False] * 6)
         self.assertEqual(met([("", "a", "0.5"), ("", "b", "0.5")], dict(w1=True), 1.0), [True] * 4)
+
+    def test_one_step_misses_no_bar_that_needs_two(self):
+        row = dict(step="0", differ_from_base_share="0", digest_trainer="a", zero_spread_share="0.5")
+        found = bars.lines([row], dict(w1=True), 1.0)
+        self.assertEqual([is_met for _, is_met in found], [True, None, None, True, True, True])
+        self.assertEqual([text.endswith("needs 2 steps, the run has 1") for text, _ in found], [False, True, True, False, False, False])
+        self.assertEqual([bars.line(*bar)[:4] for bar in found], ["ok  ", "----", "----", "ok  ", "ok  ", "ok  "])
+        self.assertTrue(bars.met(found))
+        self.assertFalse(bars.met(bars.lines([row], dict(w1=False), 1.0)))
 
 
 if __name__ == "__main__":

@@ -147,9 +147,9 @@ class Loaded:
             if function:
                 function.restype, function.argtypes = result, arguments
 
-    def check(self, status):
+    def check(self, status, error=Error):
         if status:
-            raise Error(status, self.c.br_last_error().decode())
+            raise error(status, self.c.br_last_error().decode())
 
 
 class Library(Loaded):

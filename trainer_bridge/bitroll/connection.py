@@ -24,6 +24,10 @@ class Refused(abi.Error):
         self.code = code
 
 
+class Busy(abi.Error):
+    """The worker serves another trainer."""
+
+
 def file_digest(library, model_dir, name):
     path = os.path.join(model_dir, name)
     if not os.path.exists(path):
@@ -35,7 +39,7 @@ def file_digest(library, model_dir, name):
 class Connection:
     """address: "unix:PATH" or "mpi:RANK" of a bitroll-worker that runs the checkpoint at model_dir. wait_ms: deadline of the greeting, for
     which the worker may have to load first, and of every answer; dead_ms: silence that ends the connection; grant_bytes: results that may
-    wait here [16 MiB]. Over MPI a process has one. A message of the type NAME goes to the method take_name, or is an answer."""
+    wait here [16 MiB]. Over MPI a process has one. Busy: the worker serves another trainer. A message of the type NAME goes to the method take_name, or is an answer."""
 
     def __init__(self, library, model_dir, address, wait_ms=600_000, dead_ms=10_000, grant_bytes=0):
         self.library, self.wait_ms, self.is_mpi = library, wait_ms, address.startswith("mpi:")
@@ -48,7 +52,7 @@ class Connection:
         status = self.bridge.c.tb_trainer_open(transport, ctypes.byref(options), ctypes.byref(self.trainer))
         if status and status != C["BR_E_IO"]:
             self.finish_mpi()  # the worker knows, and ends as well
-        self.bridge.check(status)
+        self.bridge.check(status, Busy if status == C["BR_E_LIMIT"] else abi.Error)
         worker = self.bridge.c.tb_trainer_worker(self.trainer).contents
         contract, base, adapter = map(abi.text_of, (worker.contract, worker.base, worker.adapter))
         self.hello = Hello(worker.pid, worker.can, contract, base, adapter, None if adapter == NOTHING else worker.live_version)

@@ -196,15 +196,14 @@ class Engine:
             shapes[bytes(tensor.name).split(b"\0")[0].decode()] = (tensor.n_row, tensor.n_col)
         return shapes
 
-    def swap(self, adapter, version, tensors, flags=0, at_prepared=lambda: None):
+    def swap(self, adapter, version, tensors, flags=0):
         """A version from this process's memory, live when the call returns. tensors: {PEFT name: bf16}, which an engine on cuda reads where
-        they lie. at_prepared: called between the two phases. Returns the digest of the live memory."""
+        they lie. Returns the digest of the live memory."""
         values = in_order(self.manifest(adapter), tensors)
         values = settled(values) if self.reads_gpu else on_host(values)
         addresses, answer = (ctypes.c_void_p * len(values))(*(v.data_ptr() for v in values)), ctypes.c_int()
         c, name = self.library.c, adapter.encode()
         self.library.check(c.br_swap_from_memory(self.handle, name, addresses, len(values), None, version, flags, ctypes.byref(answer)))
-        at_prepared()
         self.library.check(c.br_swap_commit(self.handle, name, version, DRAIN, ctypes.byref(answer)))
         if answer.value != COMMITTED:
             raise RuntimeError(f"version {version} of {adapter}: not committed, answer {answer.value}")

@@ -33,6 +33,13 @@ def _slots(text, mask, bits, what):
     return (ctypes.c_uint32 * len(mask))(*(next(following) & 0xFFFFFFFF if sampled else UNSCORED for sampled in mask))
 
 
+def n_step_of(library, path):
+    """How many steps the file has."""
+    n_step = ctypes.c_int64()
+    library.check(library.c.br_ledger_steps(os.fsencode(path), ctypes.byref(n_step)))
+    return n_step.value
+
+
 class Ledger:
     """Made by create or resume."""
 

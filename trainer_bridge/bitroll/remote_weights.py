@@ -62,9 +62,9 @@ class Weights(Connection):
         self.send("STATS_REQ")
         return abi.text_of(self.answer("STATS").adapter)
 
-    def swap(self, adapter, version, tensors, flags=0, mode="drain", at_prepared=lambda: None):
+    def swap(self, adapter, version, tensors, flags=0, mode="drain"):
         """A version, live when the call returns. tensors: {PEFT name: bf16}; a worker on the same GPU reads them there. mode: what becomes of
-        texts under way: drain, stop, finish-old, in-flight; at_prepared: called between the two phases. Returns the digest of the live memory;
+        texts under way: drain, stop, finish-old, in-flight. Returns the digest of the live memory;
         the worker has compared the bytes with ours before."""
         self.last_swap, self.clock = {}, time.monotonic()
         shapes = self.manifest(adapter)
@@ -78,7 +78,7 @@ class Weights(Connection):
             live = abi.text_of(self.answer("W_COMMITTED").digest)
         else:
             self.agree(change)
-            live = self.transfer_adapter(change, block, mode, at_prepared)
+            live = self.transfer_adapter(change, block, mode)
         if live != change.digest:
             raise abi.Error(C["BR_E_MISMATCH"], f"version {version} of {adapter} is live with digest {live}: expected {change.digest}")
         self.live_version = version
@@ -137,7 +137,7 @@ class Weights(Connection):
         handle = S["br_ipc"]()
         return None if self.library.c.br_ipc_export(block.data_ptr(), ctypes.byref(handle)) else handle
 
-    def transfer(self, change, mode="drain", at_prepared=lambda: None, handle=None):
+    def transfer(self, change, mode="drain", handle=None):
         """W_BEGIN to W_COMMITTED; times and sizes go to last_swap. handle: of the block that the values are, one behind the other."""
         self.clock = time.monotonic()
         self.begin(change)
@@ -149,7 +149,6 @@ class Weights(Connection):
         self.lap("transfer_ms")
         self.answer("W_PREPARED")
         self.lap("verify_ms")
-        at_prepared()
         if (mode, self.mode) != ("drain", "drain"):
             self.send("PAUSE", mode=MODE[mode])
             self.mode = mode

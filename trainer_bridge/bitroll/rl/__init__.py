@@ -8,7 +8,7 @@
     arms        how the rollout's weights come to be: exact, and three controls that must show a difference
     expand      a checkpoint with its experts in bf16, which the merged arm rolls out with
     grpo        one step and its certificate
-    resume      a training run on disk
+    resume      a training run on disk; lock: one run at a time
     metrics     one CSV row a step; bars: what a finished run must show
     train       the loop: python -m bitroll.rl.train
     report      plots, a page and events of runs: python -m bitroll.rl.report

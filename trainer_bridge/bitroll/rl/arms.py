@@ -19,12 +19,12 @@ class Exact:
         """What computes the rows of the trainer's model."""
         return functions
 
-    def sync(self, number, tensors, flags, at_prepared):
+    def sync(self, number, tensors, flags):
         """The weights that step `number` rolls out with; bytes that were sent."""
-        return self.send(number, tensors, flags, at_prepared)
+        return self.send(number, tensors, flags)
 
-    def send(self, version, tensors, flags, at_prepared):
-        self.engine.swap(self.adapter, version, tensors, flags, at_prepared=at_prepared)
+    def send(self, version, tensors, flags):
+        self.engine.swap(self.adapter, version, tensors, flags)
         return size_of(tensors)
 
     def live_digest(self):
@@ -43,7 +43,7 @@ class Merged(Exact):
     experts in bf16 (bitroll.rl.expand)."""
     name, adapter, stops, has_adapter = "M1", "base", False, False
 
-    def sync(self, number, tensors, flags, at_prepared):
+    def sync(self, number, tensors, flags):
         if not number:  # version 0 is the base as it was loaded, and B is zero there
             return 0
         maps = ((module, a.float(), b.float()) for module, a, b in low_ranks(tensors))
@@ -72,9 +72,9 @@ class Stale(Exact):
         super().__init__(*parts)
         self.before = {}
 
-    def sync(self, number, tensors, flags, at_prepared):
+    def sync(self, number, tensors, flags):
         stale = number >= 2
-        n_byte = self.send(number - stale, self.before if stale else tensors, flags, at_prepared)
+        n_byte = self.send(number - stale, self.before if stale else tensors, flags)
         self.before = {name: t.clone() for name, t in tensors.items()}
         return n_byte
 

@@ -18,20 +18,35 @@ def moved(model):
     return kinds, sum(experts.values()) / max(1, len(experts))
 
 
+def line(text, is_met):
+    mark = {True: "ok  ", False: "MISS", None: "----"}
+    return f"{mark[is_met]} {text}"
+
+
+def met(found):
+    """Of what `lines` gave: is none missed?"""
+    return all(is_met is not False for _, is_met in found)
+
+
+def of_steps(n_step, rows, text, is_met):
+    """A bar that only a run of so many steps can meet or miss."""
+    return (text, is_met) if len(rows) >= n_step else (f"{text}: needs {n_step} steps, the run has {len(rows)}", None)
+
+
 def lines(rows, kinds, expert_share):
-    """(text, is met) of each bar. rows: of metrics.csv, as text."""
+    """(text, is met) of each bar; is met: None where the run has too few steps to tell. rows: of metrics.csv, as text."""
     def share(values):
         return sum(values) / max(1, len(values))
     based = [float(r["differ_from_base_share"]) for r in rows if r["differ_from_base_share"]]
     digests = [r["digest_trainer"] for r in rows]
     still = [r["step"] for r, before in zip(rows[1:], digests) if r["digest_trainer"] == before]
     dead, spread = sorted(k for k, has in kinds.items() if not has), share([float(r["zero_spread_share"]) for r in rows])
-    found = [
-        (f"the adapter's digest changed at each step after the first: {'yes' if not still else 'not at steps ' + ', '.join(still)}", not still),
+    found = [  # the first update shows in the second step
+        of_steps(2, rows, f"the adapter's digest changed at each step after the first{': not at ' + ', '.join(still) if still else ''}", not still),
         (f"B is not zero in {len(kinds) - len(dead)} of {len(kinds)} kinds of maps{': not in ' + ', '.join(dead) if dead else ''}", not dead),
         (f"B is not zero in {100 * expert_share:.1f} % of the routed experts, expected 90", expert_share >= 0.9),
         (f"groups without spread: {100 * spread:.1f} %, expected at most 60", spread <= 0.6)]
     if based:
         found = [(f"at step 0, where B is zero, {100 * based[0]:.2f} % of the log-probs differ from the base's, expected 0", based[0] == 0.0),
-                 (f"at the last step {100 * based[-1]:.2f} % differ from the base's, expected 99", based[-1] >= 0.99)] + found
+                 of_steps(2, rows, f"at the last step {100 * based[-1]:.2f} % differ from the base's, expected 99", based[-1] >= 0.99)] + found
     return found

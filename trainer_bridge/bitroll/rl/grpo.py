@@ -60,10 +60,10 @@ def flat(lists):
 
 
 class Grpo:
-    """engine: in_process.Engine or bridge.Remote; policy: its trainer; at(place, step number): called where a test may end the process."""
+    """engine: in_process.Engine or bridge.Remote; policy: its trainer."""
 
-    def __init__(self, engine, policy, arm, task, settings, resumes=False, at=lambda place, number: None):
-        self.engine, self.policy, self.arm, self.task, self.settings, self.at = engine, policy, arm, task, settings, at
+    def __init__(self, engine, policy, arm, task, settings, resumes=False):
+        self.engine, self.policy, self.arm, self.task, self.settings = engine, policy, arm, task, settings
         self.names = list(engine.manifest("policy"))
         self.flags = RESYNC if resumes else 0
         wanted = settings.sampling
@@ -93,9 +93,8 @@ class Grpo:
     def publish(self, number):
         tensors = self.policy.publish()
         flags = self.flags | (INITIAL if number == 0 else 0)
-        self.sync_bytes = self.arm.sync(number, tensors, flags, lambda: self.at("prepared", number))
+        self.sync_bytes = self.arm.sync(number, tensors, flags)
         self.flags = 0
-        self.at("committed", number)
 
     def roll_out(self, step):
         batch, seed = self.settings.batch, self.settings.seed
@@ -104,14 +103,8 @@ class Grpo:
         if longest > batch.max_tok:
             raise ValueError(f"step {step.number}: texts may get {longest} tokens long, expected at most batch.max_tok ({batch.max_tok})")
         step.episodes = [Episode(f"step {step.number} prompt {i}", j, i, prompt) for i, prompt in enumerate(prompts) for j in range(batch.samples)]
-        half = len(step.episodes) // 2
-        for part in (step.episodes[:half], step.episodes[half:]) if self.dies_in_rollout(step) else (step.episodes,):
-            roll_out(self.engine, self.arm.adapter, part, self.task, batch.turns, seed, {**self.sampling, "base": self.arm.has_adapter})
-            self.at("rollout", step.number)
-
-    def dies_in_rollout(self, step):
-        end = self.settings.die_at
-        return end is not None and end == dict(step=step.number, place="rollout")
+        sampling = {**self.sampling, "base": self.arm.has_adapter}
+        roll_out(self.engine, self.arm.adapter, step.episodes, self.task, batch.turns, seed, sampling)
 
     def certify(self, step):
         """The digest of the trainer's own bits, turn by turn, for the rollout's."""
@@ -134,15 +127,15 @@ class Grpo:
         """The first mini-batch, which is all of the batch unless later ones are asked for: those see another policy and certify nothing."""
         self.policy.forget_gradients()
         part = self.parts(step)[0]
-        step.update, step.entropy = self.gradients(step, part, "update", lambda: self.at("backward", step.number))
+        step.update, step.entropy = self.gradients(step, part, "update")
 
-    def gradients(self, step, part, purpose, between=lambda: None):
+    def gradients(self, step, part, purpose):
         """(bits of the part's episodes, mean entropy); the gradients are added to the masters'."""
         episodes = [step.episodes[i] for i in part]
         old, weights = [e.logprob for e in episodes], [step.advantages[i] for i in part]
         batches = micro_batches([e.n_row for e in episodes], self.settings.micro_tokens, self.settings.seed, step.number, purpose)
         n_tok = sum(map(len, old))
-        found, entropy = self.policy.accumulate(episodes, batches, weights, old, n_tok, between)
+        found, entropy = self.policy.accumulate(episodes, batches, weights, old, n_tok)
         return found, entropy / n_tok
 
     def compare(self, step):

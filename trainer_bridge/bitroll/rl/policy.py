@@ -88,7 +88,7 @@ class Policy:
             found[i] = values[at : at + n]
             at += n
 
-    def accumulate(self, episodes, batches, weights, old, n_tok, between=lambda: None):
+    def accumulate(self, episodes, batches, weights, old, n_tok):
         """Gradients of the clipped objective, the mean over n_tok tokens however they are cut into micro-batches. weights: of an episode's
         tokens; old: bits of their log-probs when they were sampled. (Bits of each episode's log-probs, entropy summed over tokens.)"""
         found, entropy_sum = [None] * len(episodes), 0.0
@@ -100,7 +100,6 @@ class Policy:
             was = floats([b for _, b in rows]).to(logprob.device)
             (clipped(logprob, was, weight, self.clip)[0].sum() / n_tok).backward()
             entropy_sum += float(entropy.detach().double().sum())
-            between()
         return found, entropy_sum
 
     # ---- updates -------------------------------------------------------------------------------------------------------------

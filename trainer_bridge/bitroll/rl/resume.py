@@ -11,11 +11,15 @@ from torch.distributed.checkpoint.api import CheckpointException
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 
+from ..ledger import n_step_of
+
 # Megatron starts a process for a queue even where it writes in this one; after MPI has started, no process may be forked.
 filesystem_async._results_queue = queue.SimpleQueue()
 
+CHECKPOINT, LEDGER = "checkpoint", "ledger.h5"  # in a run's folder
 METADATA = dict(non_homogeneous_layers=True)
 RUN = "run.json"
+UNREADABLE = "cannot be read as a checkpoint of this run"
 
 
 def masters(model):
@@ -73,16 +77,40 @@ def recover(folder):
     shutil.rmtree(old, ignore_errors=True)
 
 
+def check(out, library, every):
+    """Is the checkpoint in a run's folder of one moment with the ledger? A step is recorded before its checkpoint is written, and `every` steps
+    have one; step 0 begins from one as well."""
+    checkpoint, ledger = os.path.join(out, CHECKPOINT), os.path.join(out, LEDGER)
+    n_recorded = n_step_of(library, ledger) if os.path.exists(ledger) else 0
+    if not os.path.exists(checkpoint):
+        if n_recorded:
+            raise Failed(f"{checkpoint}: is not there, but {LEDGER} has {n_recorded} steps: put it back, or begin again in another folder")
+        return
+    n_step, _ = header(checkpoint)
+    due = (n_step // every + 1) * every
+    is_of = f"{checkpoint}: is of {n_step} steps, but {LEDGER} has {n_recorded}"
+    if n_recorded < n_step:
+        raise Failed(f"{is_of}: put back the {LEDGER} that was written beside it, or begin again in another folder")
+    if n_recorded > due:
+        raise Failed(f"{is_of}, and the next was due at {due}: put the last one back, or begin again in another folder")
+
+
+def header(folder):
+    """(Steps that are done, digest of the base.)"""
+    with told(f"{folder}: {UNREADABLE}"), open(os.path.join(folder, RUN), encoding="ascii") as file:
+        run = json.load(file)
+        return int(run["n_step"]), run["base_digest"]
+
+
 def load(folder, policy):
     """Fills the policy; (steps that are done, tensors of the arm), or None where no step was saved. The base must be the run's."""
     recover(folder)
     if not os.path.exists(folder):
         return None
-    with told(f"{folder}: cannot be read as a checkpoint of this run"):
-        with open(os.path.join(folder, RUN), encoding="ascii") as file:
-            run = json.load(file)
-        if run["base_digest"] != policy.base_digest:
-            raise Failed(f"{folder}: made on base weights {run['base_digest']}, these are {policy.base_digest}")
+    n_step, base_digest = header(folder)
+    with told(f"{folder}: {UNREADABLE}"):
+        if base_digest != policy.base_digest:
+            raise Failed(f"{folder}: made on base weights {base_digest}, these are {policy.base_digest}")
         model = policy.model
         wanted = {name for name, p in model.named_parameters() if p.requires_grad}
         missing, unexpected = model.load_state_dict(dist_checkpointing.load(masters(model), os.path.join(folder, "masters")), strict=False)
@@ -90,4 +118,4 @@ def load(folder, policy):
             raise Failed(f"{folder}: {len(unexpected)} tensors without a place, {len(wanted & set(missing))} adapters without values")
         state = torch.load(os.path.join(folder, "optimizer.pt"), weights_only=True)
         policy.optimizer.load_state_dict(state["optimizer"])
-        return run["n_step"], state["kept"]
+        return n_step, state["kept"]

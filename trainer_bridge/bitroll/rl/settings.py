@@ -50,17 +50,6 @@ class Range:
         return [low, high]
 
 
-class Optional:
-    """null, or a section."""
-    default = None
-
-    def __init__(self, keys):
-        self.keys = keys
-
-    def check(self, key, value):
-        return None if value is None else section(key + ".", self.keys, value, whole=True)
-
-
 class Peft:
     """Of the adapters, in PEFT's own names: r, lora_alpha, and what a PEFT config may say beside them, as far as it is not refused."""
     default = {"r": 32, "lora_alpha": 64.0}
@@ -80,8 +69,6 @@ class Peft:
         refusals.adapter(found)
         return found
 
-
-PLACES = ("rollout", "backward", "prepared", "committed", "before_checkpoint")
 
 KEYS = {
     "arm": Choice("E", "E", "M1", "M2", "M3"),
@@ -122,14 +109,12 @@ KEYS = {
         "max_seqs": Number(int, 64, 1, 4096),
         "chunk_tokens": Number(int, 256, 1, 65536),
     },
-    "die_at": Optional({"step": Number(int, 0, 0, 1_000_000), "place": Choice("rollout", *PLACES)}),  # a test aid: kill -9 there
 }
-# These say when a run ends, not what a step is: a run that was killed, or goes on for longer, is the same run.
-NOT_CHAINED = ("steps", "die_at")
+NOT_CHAINED = ("steps",)  # says when a run ends, not what a step is: one that goes on for longer is the same run
 
 
-def section(path, keys, found, whole=False):
-    """A dict of all `keys`; whole: none may be left out."""
+def section(path, keys, found):
+    """A dict of all `keys`."""
     if not isinstance(found, dict):
         raise Invalid(f"{path.rstrip('.') or 'the settings'}: expected a mapping, found {found!r}")
     for key in found:
@@ -141,8 +126,6 @@ def section(path, keys, found, whole=False):
             made[key] = section(f"{path}{key}.", rule, found.get(key, {}))
         elif key in found:
             made[key] = rule.check(path + key, found[key])
-        elif whole:
-            raise Invalid(f"{path}{key}: is missing")
         else:
             made[key] = copy.deepcopy(rule.default)
     return made
@@ -173,7 +156,7 @@ class Settings:
 
     @property
     def echo(self):
-        return yaml.safe_dump({k: v for k, v in self.values.items() if k != "die_at"}, sort_keys=True)
+        return yaml.safe_dump(self.values, sort_keys=True)
 
 
 class Loader(yaml.SafeLoader):

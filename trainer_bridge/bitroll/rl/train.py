@@ -3,19 +3,18 @@ ledger says. Leaves in DIR the settings (run.yaml), metrics.csv, ledger.h5, chec
 adapter_last_step/ (the one that the last step of the ledger ran on: what `bitroll verify --adapter` wants).
 
 Exit status: 0 done; 1 a step of the exact arm did not certify, a gradient was not finite, or a bar was missed; 2 usage or environment, a
-worker that is gone among them."""
+worker that is gone among them; 7 the worker serves another trainer."""
 import argparse
 import contextlib
 import os
-import signal
 import sys
 
 from .. import abi, mcore, peft
-from ..bridge import Remote
+from ..bridge import Busy, Remote
 from ..in_process import Engine
 from ..ledger import Ledger
 from ..tensors import Checkpoint
-from . import arms, bars, metrics, resume, settings as run_settings
+from . import arms, bars, lock, metrics, resume, settings as run_settings
 from .grpo import Grpo, Mismatch
 from .policy import Policy
 from .task import Arithmetic, LowerHalf
@@ -56,43 +55,49 @@ class Run:
 
     def __init__(self, args, settings):
         self.settings, self.out = settings, args.out
-        self.make_folder(args.resume)
         library, arm = abi.Library(), arms.ARMS[settings.arm]
         with contextlib.ExitStack() as opened:  # of a run that does not come to stand, too, a worker is told that it ends
+            os.makedirs(self.out, exist_ok=True)
+            opened.callback(os.close, lock.hold(self.out))
+            self.check_folder(library, args.resume)
             self.policy = opened.enter_context(contextlib.closing(Policy(library, args.model, settings, arm.functions())))
             self.engine = opened.enter_context(contextlib.closing(open_rollout(args, settings, self.policy)))
             self.arm = arm(self.engine, self.policy, Checkpoint(args.rollout_model or args.model))
-            saved = resume.load(self.path("checkpoint"), self.policy) if args.resume else None
-            self.n_step, kept = saved or (0, {})
-            self.arm.restore(kept)
-            self.grpo = Grpo(self.engine, self.policy, self.arm, task_of(settings, self.policy), settings, args.resume, self.at)
+            self.n_step = self.begin_from_checkpoint()
+            self.grpo = Grpo(self.engine, self.policy, self.arm, task_of(settings, self.policy), settings, args.resume)
             self.ledger = opened.enter_context(self.open_ledger(library))
             self.table = opened.enter_context(contextlib.closing(metrics.Table(self.path("metrics.csv"), self.n_step)))
             with open(self.path("run.yaml"), "w", encoding="utf-8") as file:
                 file.write(settings.echo)
             self.close = opened.pop_all().close
 
-    def make_folder(self, resumes):
-        """What a run has proved is not written over by another."""
-        for path in (self.path("ledger.h5"), self.path("checkpoint")):
+    def check_folder(self, library, resumes):
+        """What a run has proved is not written over by another, nor by itself without need."""
+        resume.recover(self.path(resume.CHECKPOINT))
+        for path in (self.path(resume.LEDGER), self.path(resume.CHECKPOINT)):
             if os.path.exists(path) and not resumes:
                 raise ValueError(f"{path}: there already: expected --resume, or a folder that holds no run")
-        os.makedirs(self.out, exist_ok=True)
+        resume.check(self.out, library, self.settings.checkpoint_every)
+
+    def begin_from_checkpoint(self):
+        """Steps that are done. The start is one too: a ledger without a checkpoint then says that one was lost."""
+        saved = resume.load(self.path(resume.CHECKPOINT), self.policy)
+        if saved is None:
+            saved = 0, self.arm.state()
+            resume.save(self.path(resume.CHECKPOINT), self.policy, *saved)
+        n_step, kept = saved
+        self.arm.restore(kept)
+        return n_step
 
     def open_ledger(self, library):
         """Where none was written before the run was killed, it begins as any."""
         run = dict(contract=self.engine.contract_digest(), base_rollout=self.engine.weights_digest(), base_trainer=self.policy.base_digest,
                    config_text=self.settings.text)
-        path = self.path("ledger.h5")
+        path = self.path(resume.LEDGER)
         return Ledger.resume(library, path, run, self.n_step) if self.n_step or os.path.exists(path) else Ledger.create(library, path, run)
 
     def path(self, name):
         return os.path.join(self.out, name)
-
-    def at(self, place, number):
-        """A test's end of this process, as a failing machine would make it."""
-        if self.settings.die_at == dict(step=number, place=place):
-            os.kill(os.getpid(), signal.SIGKILL)
 
     def step(self, number):
         """One step, on disk when it returns: record and row first, so that a checkpoint never stands without them."""
@@ -107,9 +112,8 @@ class Run:
         self.grpo.update(step)
         step.ms["step"] = sum(step.ms.values())
         self.table.append(metrics.row(step, link, norms, self.grpo.sync_bytes, self.settings.backend))
-        self.at("before_checkpoint", number)
         if is_last or (number + 1) % self.settings.checkpoint_every == 0:
-            resume.save(self.path("checkpoint"), self.policy, number + 1, self.arm.state())
+            resume.save(self.path(resume.CHECKPOINT), self.policy, number + 1, self.arm.state())
         print(line_of(step), flush=True)
 
     def record(self, step):
@@ -133,9 +137,9 @@ class Run:
     def bars(self):
         """Prints what the run must show; whether it does."""
         found = bars.lines(metrics.read(self.path("metrics.csv")), *bars.moved(self.policy.model))
-        for text, is_met in found:
-            print(f"{'ok  ' if is_met else 'MISS'} {text}", flush=True)
-        return all(is_met for _, is_met in found)
+        for bar in found:
+            print(bars.line(*bar), flush=True)
+        return bars.met(found)
 
 
 def line_of(step):
@@ -174,7 +178,7 @@ def main(argv=None):
         return 1
     except (OSError, KeyError, ValueError, abi.Error) as error:
         print(f"train: {sentence(error)}", file=sys.stderr)
-        return 2
+        return 7 if isinstance(error, Busy) else 2
     print(last_line(metrics.read(run.path("metrics.csv"))), flush=True)
     return 0 if met else 1
 

@@ -1,0 +1,159 @@
+"""Worker and trainer under launch.sh: over MPI the engine's bytes, and whatever ends one of them, or what started them, ends both. With
+arguments this file is the trainer of the job."""
+import itertools
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import rig
+from bitroll import abi
+from bitroll.bridge import Remote
+from test_bridge import DEAD_MS, OPTIONS, SETTINGS, WORKER, check_round, here, samples
+
+LAUNCH = os.path.join(rig.TREE, "trainer_bridge", "launch.sh")
+LINE = "x" * 200_000 + " a line of the trainer"
+
+
+def launch_command(what, folder, wanted, *options, worker=()):
+    return [LAUNCH, *options, WORKER, "--model", folder, *OPTIONS, *worker, "--", sys.executable, "-B", __file__, "trainer", what, wanted]
+
+
+def launched(what, folder, wanted, *options, worker=()):
+    """(status, standard output, standard error) of an MPI job whose trainer is this file, on a checkpoint `wanted`."""
+    command = launch_command(what, folder, wanted, *options, worker=worker)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)  # a hang is a failure, not a wait
+    return done.returncode, done.stdout, done.stderr
+
+
+class Mpi(unittest.TestCase):
+    def test_the_engines_bytes(self):
+        folder, _ = rig.checkpoint("pico")
+        status, out, err = launched("round", folder, folder)
+        self.assertEqual(status, 0, out[:2000] + err)
+        self.assertIn(LINE, out.splitlines())
+        self.assertRegex(out, r"launch: mpirun \(Open MPI\) .*\n(.*\n)*launch: rank 0 is the worker, pid \d+")
+        self.assertRegex(out, r"launch: rank 1 is the trainer, pid \d+")
+        self.assertEqual(out.splitlines()[-1], "ok over MPI")
+
+    def test_a_killed_worker(self):
+        folder, _ = rig.checkpoint("pico")
+        status, out, err = launched("kill-worker", folder, folder)
+        self.assertEqual(status, 6, out + err)
+        self.assertIn("nothing was heard of the peer for", out)
+        self.assertIn("the worker ended with status 137, the trainer with 1", err)
+
+    def test_a_killed_trainer(self):
+        folder, _ = rig.checkpoint("pico")
+        status, out, err = launched("kill-trainer", folder, folder)
+        self.assertEqual(status, 3, out + err)
+        self.assertIn("the worker ended with status 3, the trainer with 137", err)
+
+    def test_a_trainer_that_stands_still(self):
+        folder, _ = rig.checkpoint("pico")
+        status, out, err = launched("stop-trainer", folder, folder, "--grace", "1")
+        self.assertEqual(status, 3, out + err)
+        self.assertIn("the worker ended with status 3, the trainer with 124", err)
+
+    def test_another_base(self):
+        folder, other = rig.checkpoint("pico")[0], rig.checkpoint("pico", seed=2)[0]
+        status, out, err = launched("round", folder, other)
+        self.assertEqual(status, 5, out + err)
+        self.assertIn("differ in: base weights", err)
+
+    def test_a_trainer_that_never_speaks(self):
+        folder, _ = rig.checkpoint("pico")
+        for what, wanted in (("nothing", 6), ("fail", 9)):
+            status, out, err = launched(what, folder, folder, "--grace", "1")
+            self.assertEqual((status, out.splitlines()[-1]), (wanted, "no word"), out + err)
+            self.assertIn("the worker still ran", err)
+
+    def test_a_worker_that_cannot_start(self):
+        folder, _ = rig.checkpoint("pico")
+        for other, options in ((folder, ["--no-such-option"]), (folder + "-none", [])):  # before MPI has started, and after
+            status, out, err = launched("round", other, folder, "--grace", "1", worker=options)
+            self.assertEqual(status, 2, out + err)
+            self.assertIn("the trainer still ran", err)
+            self.assertIn("the worker ended with status 2", err)
+
+    def test_whoever_started_the_two_is_killed(self):
+        """No process of the run outlives its launcher or mpirun, and a trainer that is deaf to SIGTERM has the grace and no more."""
+        folder, _ = rig.checkpoint("pico")
+        for what, whom, number in (*itertools.product(("early", "wait", "deaf"), ("launch", "mpirun"), (signal.SIGKILL,)),
+                                   ("early", "launch", signal.SIGTERM), ("wait", "launch", signal.SIGTERM)):
+            with self.subTest(what=what, whom=whom, number=number):
+                self.check_killed(folder, what, whom, number)
+
+    def check_killed(self, folder, what, whom, number):
+        scratch = tempfile.mkdtemp(dir=rig.PLACE)
+        launch = subprocess.Popen(launch_command(what, folder, folder, "--grace", "1"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                  env={**os.environ, "TMPDIR": scratch})
+        pids = dict(launch=launch.pid)
+        while len(pids) < 3 or line != f"{what}\n":
+            line = launch.stdout.readline()
+            self.assertTrue(line, "the run ended")
+            found = re.search(r"rank . is the (\w+), pid (\d+)", line)
+            pids.update({found[1]: int(found[2])} if found else {})
+        pids.update({"watcher of the " + side: parent_of(pids[side]) for side in ("trainer", "worker")})
+        pids.update(mpirun=parent_of(pids["watcher of the trainer"]))
+        ends = {name: os.pidfd_open(pid) for name, pid in pids.items()}
+        os.kill(pids[whom], number)
+        for name, end in ends.items():
+            self.assertTrue(select.select([end], [], [], 30)[0], name + " still runs")
+            os.close(end)
+        launch.communicate(timeout=30)
+        self.assertIn(launch.returncode, (-signal.SIGKILL,) if (whom, number) == ("launch", signal.SIGKILL) else (3, 6))
+        self.assertEqual([name for name in os.listdir(scratch) if name.startswith("tmp.")], [])
+
+
+def parent_of(pid):
+    with open(f"/proc/{pid}/status", encoding="ascii") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("PPid:"))
+
+
+def wait(what):
+    print(what, flush=True)
+    while True:
+        signal.pause()
+
+
+def train(what, folder):
+    if what in ("early", "deaf"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN if what == "deaf" else signal.SIG_DFL)
+    if what == "early":
+        wait(what)
+    if what in ("nothing", "fail"):
+        print("no word")
+        sys.exit(9 if what == "fail" else 0)
+    remote = Remote(rig.LIBRARY, folder, "mpi:0", SETTINGS, wait_ms=30000, dead_ms=DEAD_MS)
+    if what == "kill-worker":
+        os.kill(remote.hello.pid, signal.SIGKILL)
+        try:
+            remote.generate(samples(4), "base", 7)
+        except abi.Error as error:
+            print(error)
+            remote.close()
+            sys.exit(1)
+    if what in ("wait", "deaf"):
+        wait(what)
+    if what == "kill-trainer":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "stop-trainer":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    engine = here(folder)
+    check_round(unittest.TestCase(), remote, engine)
+    print(LINE)
+    remote.close()
+    engine.close()
+    print("ok over MPI")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["trainer"]:
+        train(*sys.argv[2:])
+    else:
+        unittest.main()
