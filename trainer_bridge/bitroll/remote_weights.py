@@ -64,8 +64,8 @@ class Weights(Connection):
 
     def swap(self, adapter, version, tensors, flags=0, mode="drain"):
         """A version, live when the call returns. tensors: {PEFT name: bf16}; a worker on the same GPU reads them there. mode: what becomes of
-        texts under way: drain, stop, finish-old, in-flight. Returns the digest of the live memory;
-        the worker has compared the bytes with ours before."""
+        texts under way: drain, stop, finish-old, in-flight. Returns the digest of the live memory; the worker has compared the bytes with
+        ours before."""
         self.last_swap, self.clock = {}, time.monotonic()
         shapes = self.manifest(adapter)
         values = in_order(shapes, tensors)
@@ -92,6 +92,8 @@ class Weights(Connection):
         self.lap("export_ms")
         self.agree(change)
         self.base_digest = self.transfer(change)
+        if self.base_digest != change.digest:
+            raise abi.Error(C["BR_E_MISMATCH"], f"version {version} of the base is live with digest {self.base_digest}: expected {change.digest}")
         return self.base_digest
 
     # ---- the parts of a swap -------------------------------------------------------------------------------------------------
