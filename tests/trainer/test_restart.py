@@ -71,6 +71,12 @@ class Killed(unittest.TestCase):
     def test_worker_lost_as_well(self):
         self.killed_and_resumed("committed", new_worker=True, step=2)
 
+    def test_an_engine_in_this_process_with_other_limits_is_the_same_run(self):
+        out = os.path.join(rig.PLACE, "one-process")
+        status, said, error = rl_rig.train(rl_rig.config("one-process", **SMALL, engine=dict(max_seqs=5, chunk_tokens=17)), out)
+        self.assertEqual(status, 0, said + error)
+        self.assertEqual(ended(out), ended(self.whole))  # the root of the ledger among it
+
 
 class Folder(unittest.TestCase):
     @classmethod

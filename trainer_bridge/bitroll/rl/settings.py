@@ -128,14 +128,15 @@ KEYS = {
     "micro_tokens": Range([300, 1100], Number(int, 300, 1, 1 << 20)),
     "heldout": {"every": Number(int, 10, 1, 1_000_000), "prompts": Number(int, 64, 0, 512)},
     "checkpoint_every": Number(int, 1, 1, 1_000_000),
-    "engine": {
+    "engine": {  # of one in this process: a bitroll-worker has options of its own
         "max_seqs": Number(int, 64, 1, 4096),
         "chunk_tokens": Number(int, 256, 1, 65536),
     },
     "die_at": Optional({"step": Number(int, 0, 0, 1_000_000), "place": Choice("rollout", *PLACES)}),  # a test aid: kill -9 there
 }
-# These say when a run ends, not what a step is: a run that was killed, or goes on for longer, is the same run.
-NOT_CHAINED = ("steps", "die_at")
+# Steps and die_at say when a run ends, not what a step is: a run that was killed, or goes on for longer, is the same run. How the engine cuts
+# its work moves no bit, and of a worker the trainer does not know it.
+NOT_CHAINED = ("steps", "die_at", "engine")
 
 
 def section(path, keys, found, whole=False):
