@@ -82,8 +82,8 @@ class Processes(unittest.TestCase):
         self.assertEqual((done.returncode, done.stdout), (0, os.path.join(self.out, "report.html") + "\n"), done.stderr)
         test_report.check_plots(self, self.out)
         page = test_report.check_page(self, self.out)
-        for words in (f"0 of {self.n_compared:,} log-probs differ in the exact arm", self.rows[-1]["ledger_link"], "root " + self.rows[-1]["ledger_link"],
-                      self.rows[-1]["digest_trainer"]):
+        last = self.rows[-1]
+        for words in (f"0 of {self.n_compared:,} log-probs differ in the exact arm", "root " + last["ledger_link"], last["digest_trainer"]):
             self.assertIn(words, page)
         found = test_report.events(os.path.join(self.out, "tensorboard"))
         self.assertEqual(found["rollout_corr/k3_kl"], {0: 0.0, 1: 0.0, 2: 0.0})

@@ -19,7 +19,8 @@ LEDGER = os.path.join(FOLDER, "results", "E_seed1_ledger.h5")
 ARRAYS = ("rollout", "again", "update")
 RUNS = ("E_seed1", "E_seed2", "E_seed3", "M1_seed1", "M2_seed1", "M3_seed1")
 EXACT = RUNS[:3]
-TITLE = "run", "steps", "log-probs that differ", "largest k3", "first at step", "reward, step 0", "mean of the last 10", "held out, greedy", "ledger root"
+TITLE = ("run", "steps", "log-probs that differ", "largest k3", "first at step", "reward, step 0", "mean of the last 10", "held out, greedy",
+         "ledger root")
 
 
 def rows_of(name):
