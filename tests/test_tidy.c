@@ -24,6 +24,7 @@ static const struct {
     {"layering", tidy_rule_layering},
     {"system headers", tidy_rule_system_headers},
     {"stems", tidy_rule_stems},
+    {"folders", tidy_rule_folders},
     {"sizes", tidy_rule_sizes},
     {"functions", tidy_rule_functions},
     {"first comment", tidy_rule_first_comment},
@@ -94,6 +95,10 @@ static const struct {
 
     {tidy_rule_stems, "src/io/br_kv.c", "/* */\n", "the stem 'br_kv' is that of src/kv/br_kv"},
     {tidy_rule_stems, "src/kv/br_kv.cu", "/* */\n", NULL},
+
+    {tidy_rule_folders, "trainer_bridge/megatron/core/x.py", "", "a folder 'megatron'"},
+    {tidy_rule_folders, "Megatron/x.py", "", "a folder 'Megatron'"},
+    {tidy_rule_folders, "trainer_bridge/megatron_core/megatron", "", NULL},
 
     {tidy_rule_sizes, "src/kv/long.c", SIX_HUNDRED "x;\n", "601 lines"},
     {tidy_rule_sizes, "src/kv/long.c", SIX_HUNDRED, NULL},

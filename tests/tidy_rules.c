@@ -180,6 +180,16 @@ void tidy_rule_stems(const tidy_tree *tree, const tidy_file *file, tidy_report *
     }
 }
 
+/* The installed package has this name: a folder of the tree would hide it from Python, or be a copy of it. */
+void tidy_rule_folders(const tidy_tree *tree, const tidy_file *file, tidy_report *out) {
+    static const char package[] = "megatron";
+    const size_t n = strlen(package);
+    (void)tree;
+    for (const char *at = file->path, *slash; (slash = strchr(at, '/')); at = slash + 1)
+        if ((size_t)(slash - at) == n && strncasecmp(at, package, n) == 0)
+            tidy_say(out, file, 1, "a folder '%.*s': the trainer uses the installed package", (int)n, at);
+}
+
 void tidy_rule_sizes(const tidy_tree *tree, const tidy_file *file, tidy_report *out) {
     int line = 0;
     (void)tree;

@@ -41,6 +41,7 @@ int tidy_in(const char *path, const char *folders);        /* lies in or below o
 void tidy_rule_layering(const tidy_tree *tree, const tidy_file *file, tidy_report *out);
 void tidy_rule_system_headers(const tidy_tree *tree, const tidy_file *file, tidy_report *out);
 void tidy_rule_stems(const tidy_tree *tree, const tidy_file *file, tidy_report *out);
+void tidy_rule_folders(const tidy_tree *tree, const tidy_file *file, tidy_report *out);
 void tidy_rule_sizes(const tidy_tree *tree, const tidy_file *file, tidy_report *out);
 void tidy_rule_functions(const tidy_tree *tree, const tidy_file *file, tidy_report *out);
 void tidy_rule_first_comment(const tidy_tree *tree, const tidy_file *file, tidy_report *out);

@@ -9,7 +9,7 @@ from bitroll import functions, mcore, names
 from bitroll.rows import Rows
 
 LENGTHS = (9, 14, 5)
-PRESETS = ("pico", "kimi-linear-nano")
+PRESETS = ("pico", "nano", "kimi-linear-nano")
 
 
 def expert_weights(r):
@@ -115,22 +115,37 @@ MUST_CARRY = (("grad_combine", "dp"), ("grad_route", "dx"), ("grad_rmsnorm", "dx
 
 
 class Missing(unittest.TestCase):
+    """A gradient that is zeroed on its way makes the comparison fail."""
+
+    def error_without(self, op, output, is_meant=lambda values: True):
+        """The largest error when an op's gradient is zeroed at those of its calls that are meant, and how many these were."""
+        c, n = case("pico"), 0
+        plain = getattr(c.r.ops, op)
+
+        def call(**values):
+            nonlocal n
+            plain(**values)
+            if is_meant(values):
+                values[output].zero_()
+                n += 1
+        setattr(c.r.ops, op, call)
+        try:
+            return c.errors(c.backward())[0], n
+        finally:
+            setattr(c.r.ops, op, plain)
+
     def test_each_path_is_needed(self):
-        """A gradient that is zeroed on its way makes the comparison fail."""
-        c = case("pico")
         for op, output in MUST_CARRY:
             with self.subTest(op=op, output=output):
-                plain = getattr(c.r.ops, op)
+                self.assertGreater(self.error_without(op, output)[0], 1e-2)
 
-                def call(_plain=plain, _output=output, **values):
-                    _plain(**values)
-                    values[_output].zero_()
-                setattr(c.r.ops, op, call)
-                try:
-                    off, _ = c.errors(c.backward())
-                finally:
-                    setattr(c.r.ops, op, plain)
-                self.assertGreater(off, 1e-2)
+    def test_the_norm_of_the_routed_experts_is_needed(self):
+        """Of all norms only this one, which the shared experts' branch goes around."""
+        weights = [p.data_ptr() for name, p in case("pico").r.model.named_parameters() if name.endswith("routed_expert_norm.weight")]
+        off, n = self.error_without("grad_rmsnorm", "dx", lambda values: values["w"].data_ptr() in weights)
+        self.assertEqual(n, len(weights))
+        self.assertGreater(n, 0)
+        self.assertGreater(off, 1e-2)
 
 
 if __name__ == "__main__":

@@ -3,14 +3,18 @@ import contextlib
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
+import sys
 import types
 import unittest
 import unittest.mock
 
 import rig
 import rl_rig
+import test_peft_loader
+import test_report
 import torch
 from bitroll import abi, lora
 from bitroll.blocks import Router
@@ -18,7 +22,11 @@ from bitroll.in_process import RESYNC, Engine
 from bitroll.rl import metrics, objective, train
 from bitroll.rl.grpo import Step, flat
 
-MPI = ("--mca", "pml", "ob1", "--mca", "btl", "self,vader", "--oversubscribe", "--bind-to", "none")
+LAUNCH = os.path.join(rig.TREE, "trainer_bridge", "launch.sh")
+STEP = re.compile(r"step (?P<step>\d+): reward (?P<reward>\d\.\d{3})(?:, held-out (?P<heldout>\d\.\d{3}))?, KL (?P<k3>\d\.\d{3}e[-+]\d\d), "
+                  r"(?P<n_differ>\d+) of (?P<n_compared>\d+) log-probs differ, "
+                  r"adapter (?P<rollout>[0-9a-f]{8}) rollout (?P<trainer>[0-9a-f]{8}) trainer; "
+                  r"sync \d+, rollout \d+, certify \d+, base \d+, update \d+, step \d+ ms")
 
 
 def exact(step):
@@ -26,23 +34,69 @@ def exact(step):
 
 
 class Processes(unittest.TestCase):
-    def test_three_steps_over_mpi(self):
-        """8 prompts x 4 samples: worker and trainer under one mpirun, and the ledger of it."""
-        out = os.path.join(rig.PLACE, "mpi")
-        path = rl_rig.config("mpi")
-        job = ["mpirun", *MPI, "-n", "1", *rl_rig.worker_command("--mpi", "1"), ":", "-n", "1", *rl_rig.command(path, out, "--rollout", "mpi:0")]
-        allowed = dict(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
-        done = subprocess.run(job, capture_output=True, text=True, env=rl_rig.environment() | allowed, timeout=600)
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        rows = metrics.read(os.path.join(out, "metrics.csv"))
-        self.assertEqual([r["mismatch_count"] for r in rows], ["0"] * 3)
-        self.assertTrue(all(int(r["n_compared"]) > 200 for r in rows))
-        self.assertTrue(all(r["digest_rollout"] == r["digest_trainer"] for r in rows))
-        n = sum(int(r["n_compared"]) for r in rows)
-        self.assertRegex(done.stdout.splitlines()[-1],
-                         rf"^ledger: 3 steps, 0 of {n} log-probs differ, KL 0 at every step, reward 0\.\d{{3}} -> 0\.\d{{3}}$")
-        self.assertTrue(rig.bitroll("verify", os.path.join(out, "ledger.h5")).splitlines()[-1].startswith(f"ledger: 3 steps, 0 of {n} log-probs"))
-        shutil.rmtree(out)
+    """8 prompts x 4 samples, three steps: worker and trainer under one mpirun, as `./run demo-rl` has them, and what they leave."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.out = os.path.join(rig.PLACE, "mpi")
+        job = [LAUNCH, *rl_rig.worker_command(), "--", *rl_rig.command(rl_rig.config("mpi"), cls.out, "--rollout", "mpi:0")]
+        done = subprocess.run(job, capture_output=True, text=True, env=rl_rig.environment(), timeout=600)
+        assert done.returncode == 0, done.stdout + done.stderr
+        cls.said, cls.rows = done.stdout, metrics.read(os.path.join(cls.out, "metrics.csv"))
+        cls.n_compared = sum(int(r["n_compared"]) for r in cls.rows)
+
+    @classmethod
+    def tearDownClass(cls):
+        shutil.rmtree(cls.out)
+
+    def test_the_ranks_are_named(self):
+        version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout.splitlines()[0]
+        self.assertRegex(self.said, rf"(?m)^launch: {re.escape(version)}: the worker is rank 0, the trainer rank 1$")
+        pids = re.findall(r"(?m)^launch: rank (\d) is the (\w+), pid (\d+): ", self.said)
+        self.assertEqual(sorted(pid[:2] for pid in pids), [("0", "worker"), ("1", "trainer")])
+        self.assertNotEqual(pids[0][2], pids[1][2])
+
+    def test_no_log_prob_differs(self):
+        self.assertEqual([r["mismatch_count"] for r in self.rows], ["0"] * 3)
+        self.assertTrue(all(int(r["n_compared"]) > 200 for r in self.rows))
+        self.assertTrue(all(r["digest_rollout"] == r["digest_trainer"] for r in self.rows))
+        ledger = f"ledger: 3 steps, 0 of {self.n_compared} log-probs differ, KL 0 at every step, reward "
+        self.assertRegex(self.said.splitlines()[-1], rf"^{ledger}0\.\d{{3}} -> 0\.\d{{3}}$")
+        self.assertTrue(rig.bitroll("verify", os.path.join(self.out, "ledger.h5")).splitlines()[-1].startswith(ledger))
+
+    def test_a_line_a_step(self):
+        """It says what its row of metrics.csv says."""
+        lines = [STEP.fullmatch(line) for line in self.said.splitlines() if line.startswith("step ")]
+        self.assertTrue(all(lines), self.said)
+        self.assertEqual([line["step"] for line in lines], ["0", "1", "2"])
+        for line, row in zip(lines, self.rows):
+            self.assertEqual((line["reward"], line["k3"]), (f"{float(row['reward_mean']):.3f}", "0.000e+00"))
+            self.assertEqual((line["n_differ"], line["n_compared"]), ("0", row["n_compared"]))
+            self.assertEqual((line["rollout"], line["trainer"]), (row["digest_rollout"][:8], row["digest_trainer"][:8]))
+            self.assertEqual(line["heldout"], f"{float(row['heldout_accuracy']):.3f}" if row["heldout_accuracy"] else None)
+        self.assertEqual([line["heldout"] is None for line in lines], [False, True, False])
+
+    def test_the_report(self):
+        command = [sys.executable, "-W", "ignore", "-m", "bitroll.rl.report", self.out]
+        done = subprocess.run(command, capture_output=True, text=True, env=rl_rig.environment() | dict(BITROLL=rig.BITROLL))
+        self.assertEqual((done.returncode, done.stdout), (0, os.path.join(self.out, "report.html") + "\n"), done.stderr)
+        test_report.check_plots(self, self.out)
+        page = test_report.check_page(self, self.out)
+        last = self.rows[-1]
+        for words in (f"0 of {self.n_compared:,} log-probs differ in the exact arm", "root " + last["ledger_link"], last["digest_trainer"]):
+            self.assertIn(words, page)
+        found = test_report.events(os.path.join(self.out, "tensorboard"))
+        self.assertEqual(found["rollout_corr/k3_kl"], {0: 0.0, 1: 0.0, 2: 0.0})
+        for step, row in enumerate(self.rows):
+            self.assertAlmostEqual(found["critic/rewards/mean"][step], float(row["reward_mean"]), places=6)
+
+    def test_the_adapter_loads_into_peft(self):
+        """The policy after the last update: its B are not zero, and are those of the file."""
+        folder = os.path.join(self.out, "adapter")
+        wanted, layers = test_peft_loader.written(folder), test_peft_loader.loaded(folder)
+        self.assertGreater(len(wanted), 100)
+        test_peft_loader.check_values(self, layers, wanted)
+        self.assertTrue(any(b.abs().max() > 0 for _, b in wanted.values()))
 
 
 class Steps(unittest.TestCase):

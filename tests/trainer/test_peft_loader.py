@@ -30,16 +30,34 @@ def tree_of(names):
     return root
 
 
+def written(folder):
+    """{module: (A, B)} as the file has them."""
+    tensors = read_safetensors(os.path.join(folder, "adapter_model.safetensors"))
+    modules = [name[len(PEFT_PREFIX) :].rsplit(".lora_", 1)[0] for name in tensors]
+    return {module: tuple(tensors[f"{PEFT_PREFIX}{module}.lora_{part}.weight"] for part in "AB") for module in modules}
+
+
+def loaded(folder):
+    """{module: peft's layer}, read by peft from a folder that this trainer wrote."""
+    model = huggingface.PeftModel.from_pretrained(tree_of(written(folder)), folder, autocast_adapter_dtype=False)
+    return dict(model.get_base_model().named_modules())
+
+
+def check_values(test, layers, wanted):
+    """Every tensor has found its module, with its bits."""
+    for name, (a, b) in wanted.items():
+        layer = layers[name]
+        test.assertEqual(layer.scaling["default"], rig.ALPHA / rig.RANK)
+        for found, value in ((layer.lora_A["default"].weight, a), (layer.lora_B["default"].weight, b)):
+            test.assertTrue(torch.equal(found.detach().view(torch.int16), value.view(torch.int16)), name)
+
+
 class Loader(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.rig, cls.folder = rig.Rig("pico"), os.path.join(rig.PLACE, "written")
         peft.save(cls.rig.model, cls.rig.settings, cls.folder, cls.rig.checkpoint.prefix)
-        tensors = read_safetensors(os.path.join(cls.rig.adapter_folder, "adapter_model.safetensors"))  # which the model was filled from
-        cls.wanted = {}
-        for name in tensors:
-            module = name[len(PEFT_PREFIX) :].rsplit(".lora_", 1)[0]
-            cls.wanted[module] = tuple(tensors[f"{PEFT_PREFIX}{module}.lora_{part}.weight"] for part in "AB")
+        cls.wanted = written(cls.rig.adapter_folder)  # which the model was filled from
 
     @classmethod
     def tearDownClass(cls):
@@ -50,14 +68,8 @@ class Loader(unittest.TestCase):
         self.assertEqual((config.peft_type, config.r, config.lora_alpha, config.use_rslora), ("LORA", rig.RANK, rig.ALPHA, False))
 
     def test_every_tensor_finds_its_module(self):
-        model = huggingface.PeftModel.from_pretrained(tree_of(self.wanted), self.folder, autocast_adapter_dtype=False)
-        modules = dict(model.get_base_model().named_modules())
         self.assertGreater(len(self.wanted), 100)
-        for name, (a, b) in self.wanted.items():
-            layer = modules[name]
-            self.assertEqual(layer.scaling["default"], rig.ALPHA / rig.RANK)
-            for found, value in ((layer.lora_A["default"].weight, a), (layer.lora_B["default"].weight, b)):
-                self.assertTrue(torch.equal(found.detach().view(torch.int16), value.view(torch.int16)), name)
+        check_values(self, loaded(self.folder), self.wanted)
         self.assertTrue(any(b.abs().max() > 0 for _, b in self.wanted.values()))  # peft's own start would be B = 0
 
 

@@ -56,6 +56,23 @@ def text(path):
         return file.read()
 
 
+def check_plots(test, folder):
+    for name in ("reward", "k3", "mismatch", "sync"):
+        with open(os.path.join(folder, "plots", name + ".png"), "rb") as file:
+            test.assertEqual(file.read(8), b"\x89PNG\r\n\x1a\n")
+        test.assertEqual('id="zero"' in text(os.path.join(folder, "plots", name + ".svg")), name in ("k3", "mismatch"), name)
+
+
+def check_page(test, folder):
+    """The page, which loads nothing and shows the four plots."""
+    page = text(os.path.join(folder, "report.html"))
+    test.assertEqual(len(re.findall(r"src='data:image/svg\+xml;base64,", page)), 4)
+    test.assertEqual(re.findall(r"(?:src|href)\s*=\s*['\"](?!data:)|https?://|@import|url\(", page), [])
+    drawn = base64.b64decode(re.search(r"base64,([^']+)'", page).group(1)).decode()
+    test.assertIn("<svg", drawn)
+    return page
+
+
 class OneRun(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -64,16 +81,10 @@ class OneRun(unittest.TestCase):
         cls.page = text(os.path.join(cls.folder, "report.html"))
 
     def test_plots(self):
-        for name in ("reward", "k3", "mismatch", "sync"):
-            with open(os.path.join(self.folder, "plots", name + ".png"), "rb") as file:
-                self.assertEqual(file.read(8), b"\x89PNG\r\n\x1a\n")
-            self.assertEqual('id="zero"' in text(os.path.join(self.folder, "plots", name + ".svg")), name in ("k3", "mismatch"), name)
+        check_plots(self, self.folder)
 
     def test_the_page_needs_no_other_file(self):
-        self.assertEqual(len(re.findall(r"src='data:image/svg\+xml;base64,", self.page)), 4)
-        self.assertEqual(re.findall(r"(?:src|href)\s*=\s*['\"](?!data:)|https?://|@import|url\(", self.page), [])
-        drawn = base64.b64decode(re.search(r"base64,([^']+)'", self.page).group(1)).decode()
-        self.assertIn("<svg", drawn)
+        check_page(self, self.folder)
 
     def test_what_the_page_says(self):
         for words in ("0 of 256 log-probs differ in the exact arm", f"{3:032x}", f"{3:064x}", "at every step", "no ledger in this folder",

@@ -1,8 +1,11 @@
 """A trainer killed with SIGKILL at each place of a step and started again ends as one that was never killed: the same adapter, the same rows,
-the same root of the ledger. The worker lives on, and a new one does as well."""
+the same root of the ledger. The worker lives on, and a new one does as well; a plain mpirun, which kills the worker with it, is run again."""
 import json
 import os
+import shlex
 import signal
+import subprocess
+import sys
 import unittest
 
 import rig
@@ -71,6 +74,12 @@ class Killed(unittest.TestCase):
 
     def test_worker_lost_as_well(self):
         self.killed_and_resumed("committed", new_worker=True, step=2)
+
+    def test_an_engine_in_this_process_with_other_limits_is_the_same_run(self):
+        out = os.path.join(rig.PLACE, "one-process")
+        status, said, error = rl_rig.train(rl_rig.config("one-process", **SMALL, engine=dict(max_seqs=5, chunk_tokens=17)), out)
+        self.assertEqual(status, 0, said + error)
+        self.assertEqual(ended(out), ended(self.whole))  # the root of the ledger among it
 
 
 class Folder(unittest.TestCase):
@@ -242,6 +251,59 @@ class Folder(unittest.TestCase):
             pass
         with self.assertRaisesRegex(resume.Failed, "cannot be written: .*Not a directory"):
             resume.save(os.path.join(place, "checkpoint"), self.parts.policy, 1, {})
+
+
+# ---- under mpirun ------------------------------------------------------------------------------------------------------------
+
+DYING = os.path.join(os.path.dirname(os.path.abspath(__file__)), "dying_run.py")
+
+
+def under_mpirun(trainer):
+    """(exit status, stdout, stderr) of a worker and a trainer as the two ranks of one mpirun that nothing is asked of: where a rank dies, it
+    kills the other."""
+    either = f'[ "$OMPI_COMM_WORLD_RANK" = 0 ] && exec {shlex.join(rl_rig.worker_command("--mpi", "1"))}; exec {shlex.join(trainer)}'
+    job = ["mpirun", "-n", "2", "--oversubscribe", "--bind-to", "none", "sh", "-c", either]
+    allowed = {f"{of}_ALLOW_RUN_AS_ROOT{more}": "1" for of in ("OMPI", "PRTE") for more in ("", "_CONFIRM")}
+    done = subprocess.run(job, capture_output=True, text=True, env=rl_rig.environment() | allowed, timeout=600)
+    return done.returncode, done.stdout, done.stderr
+
+
+class Mpirun(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        if not hasattr(Killed, "whole"):
+            Killed.setUpClass()
+
+    def verified(self, out):
+        """Steps and root of a ledger."""
+        said = rig.bitroll("verify", os.path.join(out, "ledger.h5")).splitlines()[-1]
+        self.assertRegex(said, r"^ledger: \d+ steps, 0 of \d+ log-probs differ, .*, root [0-9a-f]{64}$")
+        return int(said.split()[1]), said.split()[-1]
+
+    def killed_and_resumed(self, place):
+        out, config = os.path.join(rig.PLACE, f"{place}-mpirun"), rl_rig.config(f"{place}-mpirun", **SMALL)
+        plain = rl_rig.command(config, out, "--rollout", "mpi:0")
+        status, said, error = under_mpirun([sys.executable, "-W", "ignore", DYING, place, str(STEP), *plain[plain.index("--config") :]])
+        self.assertNotEqual(status, 0, said + error)
+        self.assertRegex(said, r"(?m)^step 0: ")
+        self.assertNotRegex(said, rf"(?m)^step {STEP}: ")
+        _, rows = ended(Killed.whole)
+        kept = metrics.read(os.path.join(out, "metrics.csv"))
+        self.assertEqual([{c: r[c] for c in metrics.REPEATABLE} for r in kept], rows[:STEP])
+        self.assertEqual(self.verified(out), (STEP, rows[STEP - 1]["ledger_link"]))
+        self.assertFalse(os.path.exists(os.path.join(out, "adapter")))
+        status, said, error = under_mpirun([*plain, "--resume"])
+        self.assertEqual(status, 0, said + error)
+        self.assertRegex(said, rf"(?m)^step {STEP}: ")
+        self.assertNotRegex(said, r"(?m)^step 0: ")
+        self.assertEqual(self.verified(out), self.verified(Killed.whole))
+        self.assertEqual(ended(out), ended(Killed.whole))
+
+    def test_between_prepared_and_commit(self):
+        self.killed_and_resumed("prepared")
+
+    def test_after_the_commit(self):
+        self.killed_and_resumed("committed")
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ class Settings(unittest.TestCase):
         plain = run_settings.Settings({"steps": 4})
         self.assertEqual(plain.text, run_settings.Settings({"steps": 9}).text)
         self.assertNotEqual(plain.text, run_settings.Settings({"seed": 2}).text)
+        self.assertEqual(plain.text, run_settings.Settings({"engine": {"max_seqs": 5, "chunk_tokens": 7}}).text)
         self.assertEqual(run_settings.Settings(run_settings.yaml.safe_load(plain.echo)).text, plain.text)
 
     def test_a_file(self):

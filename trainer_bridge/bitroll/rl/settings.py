@@ -105,12 +105,14 @@ KEYS = {
     "micro_tokens": Range([300, 1100], Number(int, 300, 1, 1 << 20)),
     "heldout": {"every": Number(int, 10, 1, 1_000_000), "prompts": Number(int, 64, 0, 512)},
     "checkpoint_every": Number(int, 1, 1, 1_000_000),
-    "engine": {
+    "engine": {  # of one in this process: a bitroll-worker has options of its own
         "max_seqs": Number(int, 64, 1, 4096),
         "chunk_tokens": Number(int, 256, 1, 65536),
     },
 }
-NOT_CHAINED = ("steps",)  # says when a run ends, not what a step is: one that goes on for longer is the same run
+# Steps say when a run ends, not what a step is: one that goes on for longer is the same run. How the engine cuts its work moves no bit, and of
+# a worker the trainer does not know it.
+NOT_CHAINED = ("steps", "engine")
 
 
 def section(path, keys, found):
