@@ -1,7 +1,18 @@
 /* Choosing a device, and the mirrors, which look alike on all of them; see br_device.h. */
+#include "br_mem.h"
 #include "device_parts.h"
 
 #include <string.h>
+
+/* Weights are uploaded by several threads at once. */
+static void count(int64_t *n, int64_t *sum, size_t bytes) {
+    __atomic_fetch_add(n, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(sum, (int64_t)bytes, __ATOMIC_RELAXED);
+}
+
+br_device_count br_device_counted(const br_device *device) {
+    return device->count;
+}
 
 static br_status open_kind(const char *kind, void *const *stream, br_device **out) {
     *out = NULL;
@@ -40,6 +51,8 @@ void *br_device_stream(const br_device *device) {
 }
 
 br_status br_device_alloc(br_device *device, size_t bytes, const char *what, void **out) {
+    BR_ASSERT(!br_mem_is_sealed());
+    count(&device->count.n_alloc, &device->count.alloc_bytes, bytes);
     return device->op->alloc(device, bytes, what, out);
 }
 
@@ -53,10 +66,12 @@ br_status br_device_memory(br_device *device, size_t *bytes_free, size_t *bytes_
 }
 
 br_status br_device_upload(br_device *device, void *dst, const void *src, size_t bytes) {
+    count(&device->count.n_upload, &device->count.upload_bytes, bytes);
     return device->op->upload(device, dst, src, bytes);
 }
 
 br_status br_device_download(br_device *device, void *dst, const void *src, size_t bytes) {
+    count(&device->count.n_download, &device->count.download_bytes, bytes);
     return device->op->download(device, dst, src, bytes);
 }
 
@@ -65,12 +80,15 @@ br_status br_device_copy(br_device *device, void *dst, const void *src, size_t b
 }
 
 br_status br_device_wait(br_device *device) {
+    __atomic_fetch_add(&device->count.n_wait, 1, __ATOMIC_RELAXED);
     return device->op->wait(device);
 }
 
 br_status br_mirror_open(br_device *device, size_t bytes, const char *what, br_mirror *out) {
     *out = (br_mirror){0};
     void *block;
+    BR_ASSERT(!br_mem_is_sealed());
+    count(&device->count.n_alloc, &device->count.alloc_bytes, bytes);
     BR_TRY(device->op->locked_alloc(device, bytes, what, &block));
     out->host = block;
     out->device = block;

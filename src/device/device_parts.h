@@ -36,6 +36,7 @@ struct br_device {
     const char *name;
     void *stream;
     int is_host;
+    br_device_count count; /* several threads add to it: see br_device.c */
 };
 
 br_status br_device_host_open(br_device **out);

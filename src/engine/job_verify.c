@@ -59,8 +59,8 @@ static br_status compare_block(verify *v, int64_t i, const bi_bf16 *final, int32
         d->setting[t] = setting_of(seq, first + t);
         d->forced[t] = -1;
     }
-    BR_TRY(draw_upload(&v->draw));
-    BR_TRY(draw_ops(&v->draw, n, final, scorer_row_fault(v->scorer)));
+    BR_TRY(draw_upload(&v->draw, n));
+    BR_TRY(draw_ops(&v->draw, final, scorer_row_fault(v->scorer)));
     BR_TRY(draw_download(&v->draw));
     BR_TRY(br_device_wait(v->loaded.device));
     for (int32_t t = 0; t < n; t++) {
@@ -109,6 +109,7 @@ static br_status recompute(verify *v, int64_t i) {
     if (seq->stop != BR_STOP_ABORT)
         BR_TRY(check_end(v, seq));
     BR_TRY(scorer_forward(v->scorer, &item, 1, NULL, &final));
+    BR_TRY(scorer_faults(v->scorer, &item, 1));
     if (item.fault)
         return br_loaded_fault(item.fault, item.fault_pos);
     for (int32_t at = seq->prompt_len; at < seq->n_tok; at += LOGIT_ROWS) {

@@ -96,15 +96,18 @@ static void note_fault(scorer_seq *seq, uint32_t code, int32_t position) {
     }
 }
 
-br_status scorer_forward(scorer *s, scorer_seq *seq, int32_t n, const br_trace *trace, const bi_bf16 **final) {
+br_status scorer_forward(scorer *s, const scorer_seq *seq, int32_t n, const br_trace *trace, const bi_bf16 **final) {
     br_device *device = s->loaded->device;
     br_step step = {.page_base = s->pages, .state_base = s->states, .trace = trace};
     lay_out_rows(s, seq, n);
     BR_TRY(step_rows_upload(&s->rows, &step));
     BR_TRY(br_model_forward(s->loaded->model, &step, final));
-    uint32_t *row_fault = (uint32_t *)(void *)s->row_fault.host;
-    BR_TRY(br_device_download(device, row_fault, step.row_fault, (size_t)s->rows.host.n_row * sizeof *row_fault));
-    BR_TRY(br_device_wait(device));
+    return br_device_download(device, s->row_fault.host, step.row_fault, (size_t)s->rows.host.n_row * sizeof *step.row_fault);
+}
+
+br_status scorer_faults(scorer *s, scorer_seq *seq, int32_t n) {
+    const uint32_t *row_fault = (const uint32_t *)(const void *)s->row_fault.host;
+    BR_TRY(br_device_wait(s->loaded->device));
     for (int32_t i = 0; i < n; i++) {
         seq[i].fault = 0;
         for (int32_t t = 0; t == 0 || t + 1 < seq[i].n_tok; t++)
@@ -129,7 +132,7 @@ br_status scorer_logprobs(scorer *s, scorer_seq *seq, int32_t n, const bi_bf16 *
         for (int32_t t = 0; t + 1 < seq[i].n_tok; t++)
             score_rows_add(score, s->rows.seg[i].row + t, seq[i].token[t + 1], seq[i].temperature, seq[i].entropy != NULL);
     BR_TRY(score_rows_run(score, final));
-    BR_TRY(br_device_wait(s->loaded->device));
+    BR_TRY(scorer_faults(s, seq, n));
     for (int32_t i = 0, at = 0; i < n; i++) {
         for (int32_t t = 0; t + 1 < seq[i].n_tok; t++, at++) {
             memcpy(&seq[i].logprob[t + 1], &score->logprob[at], sizeof(float));
