@@ -14,6 +14,10 @@ struct ws_reader {
     br_seen *seen;                 /* (n_view_max) in the order of the caller */
 };
 
+size_t ws_reader_bytes(int32_t n_view_max, int32_t n_owner) {
+    return (size_t)n_view_max * (sizeof(br_view) + sizeof(br_seen)) + FILLS * sizeof(br_fill) + (size_t)n_owner * sizeof(uint32_t);
+}
+
 br_status ws_reader_open(br_device *device, int32_t n_view_max, int32_t n_owner, ws_reader **out) {
     br_status status;
     ws_reader *r = NULL;

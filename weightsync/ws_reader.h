@@ -7,6 +7,7 @@
 
 typedef struct ws_reader ws_reader;
 
+size_t ws_reader_bytes(int32_t n_view_max, int32_t n_owner); /* of the device's memory */
 br_status ws_reader_open(br_device *device, int32_t n_view_max, int32_t n_owner, ws_reader **out);
 void ws_reader_close(ws_reader *reader); /* NULL is a no-op */
 void ws_reader_begin(ws_reader *reader);

@@ -88,4 +88,7 @@ void br_device_unimport(br_device *device, void *block); /* NULL is a no-op */
 
 void *br_device_stream(const br_device *device); /* a cudaStream_t; NULL on a host device */
 
+/* For tests, of the whole process: every device says that so many bytes are there and free; 0: what is true. */
+void br_device_pretend_memory(size_t bytes);
+
 #endif

@@ -23,11 +23,16 @@ static void lay_out_out(draw *d, int32_t n_row, br_arena *arena) {
     d->top = take_words(arena, n * BR_TOP_LOGPROBS_MAX * (sizeof *d->top / sizeof(uint32_t)));
 }
 
-static br_status open_mirror(draw *d, void (*lay_out)(draw *d, int32_t n, br_arena *arena), br_mirror *mirror) {
+static size_t bytes_of(draw *d, void (*lay_out)(draw *d, int32_t n, br_arena *arena)) {
     br_arena measure = {0};
     lay_out(d, d->n_max, &measure);
-    BR_TRY(br_mirror_open(d->loaded->device, measure.used, "samples of a step", mirror));
-    br_arena real = {.base = mirror->host, .size = measure.used};
+    return measure.used;
+}
+
+static br_status open_mirror(draw *d, void (*lay_out)(draw *d, int32_t n, br_arena *arena), br_mirror *mirror) {
+    const size_t bytes = bytes_of(d, lay_out);
+    BR_TRY(br_mirror_open(d->loaded->device, bytes, "samples of a step", mirror));
+    br_arena real = {.base = mirror->host, .size = bytes};
     lay_out(d, d->n_max, &real);
     return BR_OK;
 }
@@ -38,18 +43,28 @@ static void place_out(draw *d) {
     lay_out_out(d, d->n, &out);
 }
 
+static void lay_out_memory(draw *d, int32_t n, br_arena *arena) {
+    enum { ALIGN = 256 };
+    d->x = br_arena_take(arena, (size_t)n * (size_t)d->loaded->config.d_model * sizeof *d->x, ALIGN);
+    d->logit = br_arena_take(arena, (size_t)n * (size_t)d->loaded->config.n_vocab * sizeof *d->logit, ALIGN);
+}
+
+void draw_room(br_loaded *loaded, int32_t n_max) {
+    draw d = {.loaded = loaded, .n_max = n_max};
+    br_room_add(&loaded->room, "logits", bytes_of(&d, lay_out_memory));
+    br_room_add(&loaded->room, "rows of a step", bytes_of(&d, lay_out_in) + bytes_of(&d, lay_out_out));
+}
+
 br_status draw_open(draw *d, br_loaded *loaded, int32_t n_max) {
-    const size_t x_bytes = (size_t)n_max * (size_t)loaded->config.d_model * sizeof(bi_bf16), align = 256;
-    const size_t logit_bytes = (size_t)n_max * (size_t)loaded->config.n_vocab * sizeof(float);
     void *memory;
     *d = (draw){.loaded = loaded, .n_max = n_max};
     BR_TRY(open_mirror(d, lay_out_in, &d->in));
     BR_TRY(open_mirror(d, lay_out_out, &d->out));
-    const size_t logit_at = (x_bytes + align - 1) / align * align;
-    BR_TRY(br_device_alloc(loaded->device, logit_at + logit_bytes, "logits", &memory));
+    const size_t bytes = bytes_of(d, lay_out_memory);
+    BR_TRY(br_device_alloc(loaded->device, bytes, "logits", &memory));
     d->memory = memory;
-    d->x = memory;
-    d->logit = (float *)(void *)(d->memory + logit_at);
+    br_arena real = {.base = d->memory, .size = bytes};
+    lay_out_memory(d, n_max, &real);
     return BR_OK;
 }
 

@@ -26,6 +26,7 @@ typedef struct draw {
     unsigned char *memory;
 } draw;
 
+void draw_room(br_loaded *loaded, int32_t n_max); /* adds to loaded->room what open will take */
 br_status draw_open(draw *d, br_loaded *loaded, int32_t n_max);
 void draw_close(draw *d);
 /* Appends samples of no row up to n: nobody looks at what they draw. */

@@ -133,7 +133,7 @@ exit:
 
 /* A slot of the feed: long enough that what is done once a slot is small beside its transfer, no longer than a whole version. */
 static size_t slot_bytes(const br_loaded *loaded) {
-    const size_t most = (size_t)48 << 20, largest = br_model_adapter_values(loaded->model) * sizeof(uint16_t);
+    const size_t most = (size_t)48 << 20, largest = loaded->size.adapter_values * sizeof(uint16_t);
     size_t sum = 0;
     br_expect map;
     for (int64_t i = 0; i < lora_map_count(&loaded->config) && sum < most; i++) {
@@ -144,6 +144,11 @@ static size_t slot_bytes(const br_loaded *loaded) {
     }
     sum = sum < most ? sum : most;
     return sum > largest ? sum : largest;
+}
+
+void engine_swap_room(br_loaded *loaded) {
+    if (loaded->swap_rank && loaded->backend.op->mat_row)
+        br_room_add(&loaded->room, "swaps of adapters", live_reader_bytes(loaded) + ws_feed_bytes(slot_bytes(loaded), live_view_max(loaded)));
 }
 
 static br_status open_feed(br_engine *e) {

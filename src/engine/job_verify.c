@@ -136,7 +136,10 @@ static br_status check_adapters(const verify *v) {
 
 static br_status open_model(verify *v) {
     const rollout_meta *meta = &v->input.meta;
-    BR_TRY(br_loaded_open(&v->options->engine, LOGIT_ROWS, v->input.n_tok_max, 1, &v->loaded));
+    BR_TRY(br_loaded_prepare(&v->options->engine, LOGIT_ROWS, v->input.n_tok_max, 1, &v->loaded));
+    draw_room(&v->loaded, LOGIT_ROWS);
+    scorer_room(&v->loaded);
+    BR_TRY(br_loaded_pack(&v->loaded));
     BR_TRY(br_loaded_report(&v->loaded, v->report));
     if (!br_digest_equal(meta->contract_digest, br_contract_digest()))
         return br_fail(BR_E_MISMATCH, "%s was made under another numeric contract than this build's", v->options->path);

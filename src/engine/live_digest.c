@@ -70,8 +70,16 @@ int32_t live_view_max(const br_loaded *loaded) {
     return 2 * (int32_t)lora_map_count(&loaded->config) + loaded->config.n_layer; /* an absorbed A lies there twice */
 }
 
+static int32_t owner_max(const br_loaded *loaded) {
+    return 2 * (int32_t)lora_map_count(&loaded->config);
+}
+
+size_t live_reader_bytes(const br_loaded *loaded) {
+    return ws_reader_bytes(live_view_max(loaded), owner_max(loaded));
+}
+
 br_status live_reader_open(const br_loaded *loaded, ws_reader **out) {
-    return ws_reader_open(loaded->device, live_view_max(loaded), 2 * (int32_t)lora_map_count(&loaded->config), out);
+    return ws_reader_open(loaded->device, live_view_max(loaded), owner_max(loaded), out);
 }
 
 typedef struct check_context {

@@ -7,6 +7,7 @@
 #include "ws_reader.h"
 
 /* A reader for all matrices of one adapter; only where br_model_has_views. */
+size_t live_reader_bytes(const br_loaded *loaded); /* of the device's memory */
 br_status live_reader_open(const br_loaded *loaded, ws_reader **out);
 int32_t live_view_max(const br_loaded *loaded); /* views of one adapter */
 

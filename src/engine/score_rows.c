@@ -21,11 +21,25 @@ static void lay_out_out(score_rows *s, int32_t n, br_arena *arena) {
     s->entropy = take_words(arena, n);
 }
 
-static br_status open_mirror(score_rows *s, void (*lay_out)(score_rows *s, int32_t n, br_arena *arena), br_mirror *mirror) {
+static size_t bytes_of(score_rows *s, void (*lay_out)(score_rows *s, int32_t n, br_arena *arena)) {
     br_arena measure = {0};
     lay_out(s, s->n_max, &measure);
-    BR_TRY(br_mirror_open(s->loaded->device, measure.used, "scored rows", mirror));
-    br_arena real = {.base = mirror->host, .size = measure.used};
+    return measure.used;
+}
+
+static size_t x_bytes(const br_loaded *loaded, int32_t n_max) {
+    return (size_t)n_max * (size_t)loaded->config.d_model * sizeof(bi_bf16);
+}
+
+void score_rows_room(br_loaded *loaded, int32_t n_max) {
+    score_rows s = {.loaded = loaded, .n_max = n_max};
+    br_room_add(&loaded->room, "rows of a step", x_bytes(loaded, n_max) + bytes_of(&s, lay_out_in) + bytes_of(&s, lay_out_out));
+}
+
+static br_status open_mirror(score_rows *s, void (*lay_out)(score_rows *s, int32_t n, br_arena *arena), br_mirror *mirror) {
+    const size_t bytes = bytes_of(s, lay_out);
+    BR_TRY(br_mirror_open(s->loaded->device, bytes, "scored rows", mirror));
+    br_arena real = {.base = mirror->host, .size = bytes};
     lay_out(s, s->n_max, &real);
     return BR_OK;
 }
@@ -35,7 +49,7 @@ br_status score_rows_open(score_rows *s, br_loaded *loaded, int32_t n_max) {
     *s = (score_rows){.loaded = loaded, .n_max = n_max};
     BR_TRY(open_mirror(s, lay_out_in, &s->in));
     BR_TRY(open_mirror(s, lay_out_out, &s->out));
-    BR_TRY(br_device_alloc(loaded->device, (size_t)n_max * (size_t)loaded->config.d_model * sizeof *s->x, "scored rows", &memory));
+    BR_TRY(br_device_alloc(loaded->device, x_bytes(loaded, n_max), "scored rows", &memory));
     s->x = memory;
     return BR_OK;
 }

@@ -21,6 +21,7 @@ typedef struct score_rows {
     bi_bf16 *x; /* device (n_max, d_model) */
 } score_rows;
 
+void score_rows_room(br_loaded *loaded, int32_t n_max); /* adds to loaded->room what open will take */
 br_status score_rows_open(score_rows *s, br_loaded *loaded, int32_t n_max);
 void score_rows_close(score_rows *s);
 void score_rows_begin(score_rows *s);

@@ -24,6 +24,9 @@ typedef struct scorer scorer;
 
 enum { SCORER_PACK_MAX = 32 }; /* sequences of a pack: a state each; small's takes 3.7 MB */
 
+/* br_loaded_open, with room for the scorer too. */
+br_status scorer_load(const br_engine_options *options, int32_t n_row_max, int32_t n_pos_max, br_loaded *out);
+void scorer_room(br_loaded *loaded); /* adds to loaded->room what open will take */
 /* n_row_max of `loaded` is the size of a pack; each sequence must fit into one. */
 br_status scorer_open(br_loaded *loaded, scorer **out);
 void scorer_close(scorer *s);
