@@ -88,7 +88,10 @@ void br_device_unimport(br_device *device, void *block); /* NULL is a no-op */
 
 void *br_device_stream(const br_device *device); /* a cudaStream_t; NULL on a host device */
 
-/* For tests, of the whole process: every device says that so many bytes are there and free; 0: what is true. */
+/* For tests, of the whole process. The n-th upload, download, copy or wait from now (1 = next) fails, and all later ones of that device, as
+ * those of a lost GPU do; 0 switches it off, for devices that have not failed. And: every device says that so many bytes are there and free;
+ * 0: what is true. */
+void br_device_fail_nth(long n);
 void br_device_pretend_memory(size_t bytes);
 
 #endif
