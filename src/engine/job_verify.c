@@ -141,6 +141,7 @@ static br_status open_model(verify *v) {
     scorer_room(&v->loaded);
     BR_TRY(br_loaded_pack(&v->loaded));
     BR_TRY(br_loaded_report(&v->loaded, v->report));
+    BR_TRY(report_backend(v->report, &v->loaded.backend));
     if (!br_digest_equal(meta->contract_digest, br_contract_digest()))
         return br_fail(BR_E_MISMATCH, "%s was made under another numeric contract than this build's", v->options->path);
     if (!br_digest_equal(meta->weights_digest, v->loaded.weights_digest))
