@@ -95,6 +95,12 @@ fail:
     return status;
 }
 
+extern "C" void bi_cuda_note(const bi_backend *backend, char note[BI_CUDA_NOTE_BYTES]) {
+    note[0] = 0;
+    if (backend->op == table())
+        bi_cuda_linear_note(backend->ctx, note, BI_CUDA_NOTE_BYTES);
+}
+
 extern "C" int64_t bi_cuda_launch_count(const bi_backend *backend, const char *name) {
     int64_t sum = 0;
     for (int i = 0; i < BI_K_COUNT; i++)

@@ -74,6 +74,7 @@ size_t bi_cuda_sample_scratch(const bi_limits *limits);
 /* Made when the backend opens, after scratch: what needs more than scratch. */
 br_status bi_cuda_linear_open(bi_ctx *ctx);
 void bi_cuda_linear_close(bi_ctx *ctx);
+void bi_cuda_linear_note(const bi_ctx *ctx, char *note, size_t n);
 
 /* Counts the launch just made and turns a refused one into a status. */
 static inline br_status bi_cuda_launched(bi_ctx *ctx, bi_cuda_kernel kernel, const char *op) {

@@ -16,6 +16,11 @@ br_status bi_grad_cuda_open(const bi_limits *limits, br_device *device, bi_grad 
     return br_fail(BR_E_UNSUPPORTED, "this build has no CUDA: no nvcc was found when it was configured");
 }
 
+void bi_cuda_note(const bi_backend *backend, char note[BI_CUDA_NOTE_BYTES]) {
+    (void)backend;
+    note[0] = 0;
+}
+
 int64_t bi_cuda_launch_count(const bi_backend *backend, const char *name) {
     (void)backend;
     (void)name;

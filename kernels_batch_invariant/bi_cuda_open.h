@@ -11,6 +11,11 @@
  * BR_E_UNSUPPORTED (a build without CUDA, a host device), BR_E_NOMEM, BR_E_DEVICE. */
 br_status bi_backend_cuda_open(const bi_limits *limits, br_device *device, bi_backend *out);
 
+/* What the backend found when it was opened, for a log: one line about cuBLASLt, and a second one that warns when its version is another than
+ * the one that the table of its configurations was made with. "" of another backend. */
+enum { BI_CUDA_NOTE_BYTES = 320 };
+void bi_cuda_note(const bi_backend *backend, char note[BI_CUDA_NOTE_BYTES]);
+
 /* Kernels launched since the backend was opened, by name (NULL: all): how tests prove which ran. A step that is recorded counts
  * once, when it is recorded. */
 int64_t bi_cuda_launch_count(const bi_backend *backend, const char *name);

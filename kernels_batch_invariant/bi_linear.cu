@@ -351,6 +351,10 @@ br_status bi_cuda_linear_open(bi_ctx *ctx) {
     return BR_OK;
 }
 
+void bi_cuda_linear_note(const bi_ctx *ctx, char *note, size_t n) {
+    bi_dense_lt_note(((const dense_state *)ctx->dense)->lt, note, n);
+}
+
 void bi_cuda_linear_close(bi_ctx *ctx) {
     dense_state *state = (dense_state *)ctx->dense;
     if (!state)

@@ -4,10 +4,10 @@
  * stages, and rounds to bf16 once; other algorithms, and split-K, do not, and are never taken. Which tile and cluster run is
  * written in bi_linear_lt_table.h for the shapes of the model; for others, the first of those that the library's own heuristic names
  * for a class of row counts: a function of shapes and the library's version, not of time.
- * Before a configuration is used for the first time, those of the table when the backend opens, it runs a test problem (zeros,
- * wide exponents, subnormals) on a stream of its own, and the outcome is compared with the own kernel's, bit by bit; one that
- * differs is refused and the next is tried. That takes milliseconds once a configuration, touches nothing of the steps, and is
- * allowed while one is being recorded. */
+ * Before a configuration is used for the first time, those of the table when the backend opens, it runs two test problems (zeros,
+ * wide exponents, subnormals; whole clusters of its own tiles, and ragged edges) on a stream of its own, and the outcome is compared
+ * with the own kernel's, bit by bit; one that differs is refused and the next is tried. That takes milliseconds once a configuration,
+ * touches nothing of the steps, and is allowed while one is being recorded. */
 #include "bi_linear_parts.cuh"
 
 #include "bi_linear_lt_table.h"
@@ -20,10 +20,10 @@ enum {
     LT_PLANS = 1024,          /* a power of two */
     LT_PROOFS = 256,
     LT_WORKSPACE = 32 << 20,
-    TEST_ROWS = 200,
-    TEST_OUT = 520,
+    TEST_ROWS = 1048, /* two clusters of any tile of the table each way, and an edge */
+    TEST_OUT = 1064,
     TEST_IN = 1000,
-    TEST_LD = 1008
+    TEST_LD = 1024    /* zeros from TEST_IN on, which move no bit: whole blocks of k */
 };
 
 /* What a plan was made for. No padding: keys are compared as bytes. */
@@ -56,6 +56,7 @@ struct dense_lt {
     int n_plan;
     lt_proof proof[LT_PROOFS];
     int n_proof;
+    int n_taken, n_refused;      /* of the table's configurations, each once */
 };
 
 /* ---- one problem ------------------------------------------------------------------------------------------------------ */
@@ -104,6 +105,48 @@ static __device__ __forceinline__ uint32_t mixed(uint32_t x) {
     return x ^ x >> 16;
 }
 
+/* A tile, or a cluster of tiles, as the library sees them: outputs by rows of x. */
+typedef struct lt_extent {
+    int32_t n_out, n_row;
+} lt_extent;
+
+#define EXTENT(kind, m, n, rest)              \
+    case CUBLASLT_##kind##_##m##x##n##rest:   \
+        return {m, n}
+
+/* Those of the table; {0, 0}: another one. */
+static lt_extent tile_extent(int32_t tile) {
+    switch (tile) {
+        EXTENT(MATMUL_TILE, 64, 64, );
+        EXTENT(MATMUL_TILE, 128, 64, );
+        EXTENT(MATMUL_TILE, 128, 128, );
+        EXTENT(MATMUL_TILE, 256, 64, );
+        EXTENT(MATMUL_TILE, 128, 256, );
+        EXTENT(MATMUL_TILE, 256, 128, );
+        EXTENT(MATMUL_TILE, 96, 64, );
+        EXTENT(MATMUL_TILE, 96, 128, );
+        EXTENT(MATMUL_TILE, 80, 128, );
+        EXTENT(MATMUL_TILE, 112, 128, );
+        EXTENT(MATMUL_TILE, 168, 128, );
+        EXTENT(MATMUL_TILE, 176, 128, );
+        EXTENT(MATMUL_TILE, 192, 64, );
+        EXTENT(MATMUL_TILE, 224, 64, );
+    }
+    return {0, 0};
+}
+
+static lt_extent cluster_extent(int32_t cluster) {
+    switch (cluster) {
+        EXTENT(CLUSTER_SHAPE, 1, 1, x1);
+        EXTENT(CLUSTER_SHAPE, 2, 1, x1);
+        EXTENT(CLUSTER_SHAPE, 4, 1, x1);
+        EXTENT(CLUSTER_SHAPE, 1, 2, x1);
+        EXTENT(CLUSTER_SHAPE, 2, 2, x1);
+        EXTENT(CLUSTER_SHAPE, 1, 4, x1);
+    }
+    return {0, 0};
+}
+
 /* Rows of three families in turn: near 1; zeros and exponents of 33 binades; down to the subnormals. Zeros past TEST_IN. */
 static __global__ void test_fill_kernel(bi_bf16 *a, int32_t n_row, uint32_t seed) {
     const int32_t i = (int32_t)(blockIdx.x * blockDim.x + threadIdx.x), row = i / TEST_LD;
@@ -119,16 +162,19 @@ static __global__ void test_fill_kernel(bi_bf16 *a, int32_t n_row, uint32_t seed
     a[i] = i % TEST_LD < TEST_IN ? (bi_bf16)((r & 1) << 15 | magnitude) : (bi_bf16)0;
 }
 
-static __global__ void test_compare_kernel(const float *want, const void *y, int y_f32, uint32_t *differ) {
+/* The first n_row rows and n_out outputs are those wanted, the others were left alone. */
+static __global__ void test_compare_kernel(const float *want, const void *y, int y_f32, int32_t n_row, int32_t n_out, uint32_t *differ) {
     const int32_t i = (int32_t)(blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= TEST_ROWS * TEST_OUT)
         return;
-    const bool equal = y_f32 ? bi_u32_of(((const float *)y)[i]) == bi_u32_of(want[i]) : ((const bi_bf16 *)y)[i] == bi_round(want[i]);
-    if (!equal)
+    const bool inside = i / TEST_OUT < n_row && i % TEST_OUT < n_out;
+    const uint32_t found = y_f32 ? bi_u32_of(((const float *)y)[i]) : ((const bi_bf16 *)y)[i];
+    const uint32_t wanted = inside ? y_f32 ? bi_u32_of(want[i]) : bi_round(want[i]) : y_f32 ? 0xffffffffu : 0xffffu;
+    if (found != wanted)
         atomicAdd(differ, 1u);
 }
 
-static dense_job test_job(const dense_lt *lt, void *y, int y_f32) {
+static dense_job test_job(const dense_lt *lt, void *y, int y_f32, int32_t n_row, int32_t n_out, int32_t n_in) {
     dense_job job;
     memset(&job, 0, sizeof job);
     job.x = lt->test_x;
@@ -137,10 +183,10 @@ static dense_job test_job(const dense_lt *lt, void *y, int y_f32) {
     job.x_ld = TEST_LD;
     job.w_ld = TEST_LD;
     job.y_ld = TEST_OUT;
-    job.n_row = TEST_ROWS;
+    job.n_row = n_row;
     job.n_head = 1;
-    job.n_in = TEST_IN;
-    job.n_out = TEST_OUT;
+    job.n_in = n_in;
+    job.n_out = n_out;
     job.y_f32 = y_f32;
     return job;
 }
@@ -149,18 +195,32 @@ static dense_job test_job(const dense_lt *lt, void *y, int y_f32) {
 static br_status make_test(bi_ctx *ctx, dense_lt *lt) {
     test_fill_kernel<<<(TEST_ROWS * TEST_LD + 255) / 256, 256, 0, lt->side>>>(lt->test_x, TEST_ROWS, 1u);
     test_fill_kernel<<<(TEST_OUT * TEST_LD + 255) / 256, 256, 0, lt->side>>>(lt->test_w, TEST_OUT, 2u);
-    const dense_job job = test_job(lt, lt->test_want, 1);
+    const dense_job job = test_job(lt, lt->test_want, 1, TEST_ROWS, TEST_OUT, TEST_LD);
     return bi_dense_tiles(ctx, &job, lt->side);
 }
 
-static int test_equal(dense_lt *lt, const cublasLtMatmulAlgo_t *algo, int y_f32) {
-    uint32_t differ = 1;
-    const dense_job job = test_job(lt, lt->test_y, y_f32);
+/* One problem; what differs is added up. 0: the library does not take it. */
+static int run_test(dense_lt *lt, const cublasLtMatmulAlgo_t *algo, int y_f32, int32_t n_row, int32_t n_out, int32_t n_in) {
+    const dense_job job = test_job(lt, lt->test_y, y_f32, n_row, n_out, n_in);
     cudaMemsetAsync(lt->test_y, 0xff, sizeof(float) * TEST_ROWS * TEST_OUT, lt->side);
-    cudaMemsetAsync(lt->test_differ, 0, sizeof differ, lt->side);
     if (!multiply(lt, &job, algo, lt->workspace[1], lt->side))
         return 0;
-    test_compare_kernel<<<(TEST_ROWS * TEST_OUT + 255) / 256, 256, 0, lt->side>>>(lt->test_want, lt->test_y, y_f32, lt->test_differ);
+    test_compare_kernel<<<(TEST_ROWS * TEST_OUT + 255) / 256, 256, 0, lt->side>>>(lt->test_want, lt->test_y, y_f32, n_row, n_out, lt->test_differ);
+    return 1;
+}
+
+/* Two whole clusters of the configuration's tiles each way, where they are known, and a problem that no tile divides. */
+static int test_equal(dense_lt *lt, const cublasLtMatmulAlgo_t *algo, const lt_proof *proof) {
+    uint32_t differ = 1;
+    const lt_extent tile = tile_extent(proof->tile), cluster = cluster_extent(proof->cluster);
+    const int32_t n_row = 2 * tile.n_row * cluster.n_row, n_out = 2 * tile.n_out * cluster.n_out;
+    if (n_row > TEST_ROWS || n_out > TEST_OUT)
+        return 0;
+    cudaMemsetAsync(lt->test_differ, 0, sizeof differ, lt->side);
+    if (n_row && !run_test(lt, algo, proof->y_f32, n_row, n_out, TEST_LD))
+        return 0;
+    if (!run_test(lt, algo, proof->y_f32, TEST_ROWS, TEST_OUT, TEST_IN))
+        return 0;
     cudaMemcpyAsync(&differ, lt->test_differ, sizeof differ, cudaMemcpyDeviceToHost, lt->side);
     return cudaStreamSynchronize(lt->side) == cudaSuccess && differ == 0;
 }
@@ -188,7 +248,7 @@ static int inside_contract(dense_lt *lt, const cublasLtMatmulAlgo_t *algo, int y
     if (lt->n_proof == LT_PROOFS)
         return 0;
     lt->proof[lt->n_proof] = wanted;
-    lt->proof[lt->n_proof].equal = test_equal(lt, algo, y_f32);
+    lt->proof[lt->n_proof].equal = test_equal(lt, algo, &wanted);
     return lt->proof[lt->n_proof++].equal;
 }
 
@@ -264,12 +324,35 @@ static int look_up(dense_lt *lt, const lt_problem *p, const lt_key *key, cublasL
     return 0;
 }
 
-/* Tests all configurations of the table; one that fails is refused where it would be used. */
+static int is_same_configuration(const lt_choice *a, const lt_choice *b) {
+    return a->tile == b->tile && a->stages == b->stages && a->cluster == b->cluster && a->custom == b->custom && a->f32 == b->f32;
+}
+
+/* Tests each configuration of the table once; one that fails is refused where it would be used. */
 static void test_table(dense_lt *lt) {
     cublasLtMatmulAlgo_t algo;
-    for (int i = 0; i < N_LT_TABLE; i++)
-        if (init_choice(lt, &LT_TABLE[i], &algo))
-            inside_contract(lt, &algo, LT_TABLE[i].f32);
+    for (int i = 0; i < N_LT_TABLE; i++) {
+        int first = 0;
+        while (!is_same_configuration(&LT_TABLE[first], &LT_TABLE[i]))
+            first++;
+        if (first < i)
+            continue;
+        const int taken = init_choice(lt, &LT_TABLE[i], &algo) && inside_contract(lt, &algo, LT_TABLE[i].f32);
+        *(taken ? &lt->n_taken : &lt->n_refused) += 1;
+    }
+}
+
+void bi_dense_lt_note(const dense_lt *lt, char *note, size_t n) {
+    const size_t version = cublasLtGetVersion();
+    int used;
+    if (!lt) {
+        snprintf(note, n, "cuBLASLt is not to be had: own kernels compute all dense products");
+        return;
+    }
+    used = snprintf(note, n, "cuBLASLt version %zu: %d configurations of the table taken, %d refused", version, lt->n_taken, lt->n_refused);
+    if (version != LT_TABLE_LIBRARY && used >= 0 && (size_t)used < n)
+        snprintf(note + used, n - (size_t)used, "\nwarning: the table was made with cuBLASLt version %d, this is %zu: equal bits, maybe slower",
+                 LT_TABLE_LIBRARY, version);
 }
 
 /* The first answer that the contract takes. split 0: asks for algorithms without a reduction only. */

@@ -64,6 +64,7 @@ br_status bi_dense_tiles(bi_ctx *ctx, const dense_job *job, cudaStream_t stream)
  * nothing was launched. */
 br_status bi_dense_lt_open(bi_ctx *ctx, dense_lt **out);
 void bi_dense_lt_close(bi_ctx *ctx, dense_lt *lt);
+void bi_dense_lt_note(const dense_lt *lt, char *note, size_t n); /* lt may be NULL; see bi_cuda_note */
 int bi_dense_lt_fits(const dense_job *job);
 br_status bi_dense_lt_run(bi_ctx *ctx, dense_lt *lt, const dense_job *job, int *done);
 

@@ -368,9 +368,9 @@ START_TEST(ops_of_a_step) {
             d.forced[i] = -1;
             d.setting[i] = (bi_sampling){.temperature = 1, .top_p_q32 = bi_sample_top_p(1), .position = 4};
         }
-        CHECK_OK(draw_upload(&d));
+        CHECK_OK(draw_upload(&d, 4));
         if (!is_score)
-            CHECK_OK(draw_ops(&d, 4, final, step.row_fault));
+            CHECK_OK(draw_ops(&d, final, step.row_fault));
         expect_list(&loaded.config, is_score);
     }
     br_device_free(loaded.device, pages);

@@ -1,5 +1,6 @@
 /* The command as a process: what a user types, reads and gets as an exit code. Usage errors, help, every verb once on pico,
  * the three exit codes, the summary line and its JSON form, bars on terminals only. */
+#include "br_device.h"
 #include "h5_edit.h"
 #include "test_support.h"
 
@@ -168,6 +169,34 @@ START_TEST(wrong_usage) {
     ck_assert_msg(strstr(err, wrong[_i].sentence) != NULL, "expected '%s', found '%s'", wrong[_i].sentence, err);
     ck_assert_msg(strncmp(err, "bitroll: ", 9) == 0 && strchr(err, '\n') == err + strlen(err) - 1, "not one sentence: '%s'", err);
     ck_assert_str_eq(out, "");
+}
+END_TEST
+
+static const char *const on_gpu[] = {
+    "generate --model pico --prompts prompts.jsonl --out gpu.h5 --backend cuda",
+    "score --model pico --in r.h5 --out gpu.h5 --backend cuda",
+    "verify r.h5 --model pico --adapter red=red --backend cuda",
+};
+
+enum { N_ON_GPU = sizeof on_gpu / sizeof on_gpu[0] };
+
+/* A build without CUDA, or a machine without a GPU: no other backend steps in, and nothing is written. */
+START_TEST(a_gpu_that_is_not_there) {
+    char wanted[LINE_BYTES], path[256];
+    br_device *device;
+    const br_status status = br_device_open("cuda", &device);
+    if (status == BR_OK) { /* it is there */
+        br_device_close(device);
+        return;
+    }
+    ck_assert(status == BR_E_DEVICE || status == BR_E_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(br_last_error(), status == BR_E_DEVICE ? "no CUDA device: " : ""));
+    snprintf(wanted, sizeof wanted, "bitroll: %.*s: %s\n", (int)strcspn(on_gpu[_i], " "), on_gpu[_i], br_last_error());
+    snprintf(path, sizeof path, "%s/gpu.h5", folder);
+    EXPECT(2, "%s", on_gpu[_i]);
+    ck_assert_str_eq(err, wanted);
+    ck_assert_ptr_null(strstr(out, "tokens"));
+    ck_assert_int_ne(access(path, F_OK), 0);
 }
 END_TEST
 
@@ -435,6 +464,7 @@ Suite *test_cli_suite(void) {
     tcase_set_timeout(tcase, 60);
     tcase_add_unchecked_fixture(tcase, make_run, NULL);
     tcase_add_loop_test(tcase, wrong_usage, 0, N_WRONG);
+    tcase_add_loop_test(tcase, a_gpu_that_is_not_there, 0, N_ON_GPU);
     tcase_add_test(tcase, full_output);
     tcase_add_loop_test(tcase, verb_help, 0, N_DOCUMENTED);
     tcase_add_test(tcase, top_help);

@@ -37,6 +37,14 @@ struct ws_feed {
 
 /* ---- open ------------------------------------------------------------------------------------------------------------------ */
 
+static int32_t view_max(int32_t n_view) {
+    return n_view < SLOT_VIEWS ? SLOT_VIEWS : n_view;
+}
+
+size_t ws_feed_bytes(size_t slot_bytes, int32_t n_view) {
+    return SLOTS * (slot_bytes + SLOT_VIEWS * (sizeof(br_view) + sizeof(uint16_t *))) + (size_t)view_max(n_view) * sizeof(br_seen);
+}
+
 static br_status open_slot(ws_feed *f, feed_slot *slot) {
     BR_TRY(br_mirror_open(f->device, f->slot_bytes, "values on their way to the device", &slot->bytes));
     BR_TRY(br_mirror_open(f->device, SLOT_VIEWS * (sizeof *slot->view + sizeof *slot->src), "where values go", &slot->jobs));
@@ -53,7 +61,7 @@ br_status ws_feed_open(br_device *device, br_pool *pool, size_t slot_bytes, int3
     f->device = device;
     f->pool = pool;
     f->slot_bytes = slot_bytes;
-    f->n_view_max = n_view < SLOT_VIEWS ? SLOT_VIEWS : n_view;
+    f->n_view_max = view_max(n_view);
     for (int i = 0; i < SLOTS; i++)
         BR_TRY_GOTO(open_slot(f, &f->slot[i]), exit);
     BR_TRY_GOTO(br_mirror_open(device, (size_t)f->n_view_max * sizeof(br_seen), "what was seen of values", &f->seen), exit);

@@ -11,6 +11,7 @@
 
 typedef struct ws_feed ws_feed;
 
+size_t ws_feed_bytes(size_t slot_bytes, int32_t n_view); /* of the device's memory */
 /* slot_bytes: at least the largest matrix. n_view: writes between two flushes that need no third. The device and pool stay the caller's. */
 br_status ws_feed_open(br_device *device, br_pool *pool, size_t slot_bytes, int32_t n_view, ws_feed **out);
 void ws_feed_close(ws_feed *feed); /* NULL is a no-op */

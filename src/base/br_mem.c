@@ -76,6 +76,10 @@ void br_mem_unseal(const char *outer) {
     sealed_phase = outer;
 }
 
+int br_mem_is_sealed(void) {
+    return sealed_phase != NULL;
+}
+
 const char *br_mem_exempt_begin(void) {
     const char *phase = sealed_phase;
     sealed_phase = NULL;

@@ -19,6 +19,7 @@ void br_mem_free(void *block); /* NULL is a no-op */
 /* Seals this thread; phase: a string literal, shown when the seal is broken. Returns the phase around it, to hand back. */
 const char *br_mem_seal(const char *phase);
 void br_mem_unseal(const char *outer);
+int br_mem_is_sealed(void);
 const char *br_mem_exempt_begin(void); /* returns the phase to hand back */
 void br_mem_exempt_end(const char *phase);
 

@@ -242,6 +242,13 @@ static br_status open_csv(bench *b) {
     return fflush(b->csv) == 0 ? BR_OK : br_fail(BR_E_IO, "%s: cannot write: %s", path, strerror(errno));
 }
 
+static void say_backend(const bench *b) {
+    char note[BI_CUDA_NOTE_BYTES];
+    bi_cuda_note(&b->backend, note);
+    if (note[0])
+        bench_say(b, "%s", note);
+}
+
 static br_status open_bench(bench *b) {
     const time_t now = time(NULL);
     struct tm utc;
@@ -252,6 +259,7 @@ static br_status open_bench(bench *b) {
     BR_TRY(bench_data_open(b));
     BR_TRY(open_peer(b));
     say_header(b);
+    say_backend(b);
     return bench_ceilings(b);
 }
 

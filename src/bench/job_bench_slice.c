@@ -153,14 +153,14 @@ static br_status lay_out_decode(slice *s, int32_t n) {
         s->draw.setting[i] = (bi_sampling){.temperature = 1, .top_p_q32 = bi_sample_top_p(1), .seed = 7, .position = s->context};
     }
     BR_TRY(step_rows_upload(&s->rows, &s->step));
-    return draw_upload(&s->draw);
+    return draw_upload(&s->draw, n);
 }
 
 static br_status run_decode(bench *b, const void *args) {
     slice *s = *(slice *const *)args;
     (void)b;
     BR_TRY(br_model_forward(s->loaded.model, &s->step, &s->final));
-    return draw_ops(&s->draw, s->step.batch->n_row, s->final, s->step.row_fault);
+    return draw_ops(&s->draw, s->final, s->step.row_fault);
 }
 
 static br_status run_score(bench *b, const void *args) {

@@ -1,7 +1,37 @@
 /* Choosing a device, and the mirrors, which look alike on all of them; see br_device.h. */
+#include "br_mem.h"
 #include "device_parts.h"
 
 #include <string.h>
+
+/* Weights are uploaded by several threads at once. */
+static void count(int64_t *n, int64_t *sum, size_t bytes) {
+    __atomic_fetch_add(n, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(sum, (int64_t)bytes, __ATOMIC_RELAXED);
+}
+
+static long fail_countdown;
+static size_t pretended_bytes;
+
+void br_device_fail_nth(long n) {
+    __atomic_store_n(&fail_countdown, n, __ATOMIC_RELAXED);
+}
+
+void br_device_pretend_memory(size_t bytes) {
+    pretended_bytes = bytes;
+}
+
+static br_status check_fault(br_device *device) {
+    if (__atomic_load_n(&fail_countdown, __ATOMIC_RELAXED) > 0 && __atomic_sub_fetch(&fail_countdown, 1, __ATOMIC_RELAXED) == 0)
+        __atomic_store_n(&device->failed, 1, __ATOMIC_RELAXED);
+    if (__atomic_load_n(&device->failed, __ATOMIC_RELAXED))
+        return br_fail(BR_E_DEVICE, "the device '%s' failed, as a test asked", device->name);
+    return BR_OK;
+}
+
+br_device_count br_device_counted(const br_device *device) {
+    return device->count;
+}
 
 static br_status open_kind(const char *kind, void *const *stream, br_device **out) {
     *out = NULL;
@@ -40,6 +70,8 @@ void *br_device_stream(const br_device *device) {
 }
 
 br_status br_device_alloc(br_device *device, size_t bytes, const char *what, void **out) {
+    BR_ASSERT(!br_mem_is_sealed());
+    count(&device->count.n_alloc, &device->count.alloc_bytes, bytes);
     return device->op->alloc(device, bytes, what, out);
 }
 
@@ -49,28 +81,40 @@ void br_device_free(br_device *device, void *block) {
 }
 
 br_status br_device_memory(br_device *device, size_t *bytes_free, size_t *bytes_total) {
-    return device->op->memory(device, bytes_free, bytes_total);
+    BR_TRY(device->op->memory(device, bytes_free, bytes_total));
+    if (pretended_bytes)
+        *bytes_free = *bytes_total = pretended_bytes;
+    return BR_OK;
 }
 
 br_status br_device_upload(br_device *device, void *dst, const void *src, size_t bytes) {
+    BR_TRY(check_fault(device));
+    count(&device->count.n_upload, &device->count.upload_bytes, bytes);
     return device->op->upload(device, dst, src, bytes);
 }
 
 br_status br_device_download(br_device *device, void *dst, const void *src, size_t bytes) {
+    BR_TRY(check_fault(device));
+    count(&device->count.n_download, &device->count.download_bytes, bytes);
     return device->op->download(device, dst, src, bytes);
 }
 
 br_status br_device_copy(br_device *device, void *dst, const void *src, size_t bytes) {
+    BR_TRY(check_fault(device));
     return device->op->copy(device, dst, src, bytes);
 }
 
 br_status br_device_wait(br_device *device) {
+    BR_TRY(check_fault(device));
+    __atomic_fetch_add(&device->count.n_wait, 1, __ATOMIC_RELAXED);
     return device->op->wait(device);
 }
 
 br_status br_mirror_open(br_device *device, size_t bytes, const char *what, br_mirror *out) {
     *out = (br_mirror){0};
     void *block;
+    BR_ASSERT(!br_mem_is_sealed());
+    count(&device->count.n_alloc, &device->count.alloc_bytes, bytes);
     BR_TRY(device->op->locked_alloc(device, bytes, what, &block));
     out->host = block;
     out->device = block;

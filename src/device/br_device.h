@@ -24,7 +24,8 @@ void br_device_close(br_device *device); /* NULL is a no-op */
 int br_device_is_host(const br_device *device);
 const char *br_device_name(const br_device *device); /* "host", or the GPU's name */
 
-/* Zeroed, 256-byte aligned. BR_E_NOMEM: the sentence has the bytes wanted and the bytes free. */
+/* Zeroed, 256-byte aligned. BR_E_NOMEM: the sentence has the bytes wanted and the bytes free. Not while this thread is sealed (br_mem.h):
+ * a step allocates nothing, on a GPU neither. */
 br_status br_device_alloc(br_device *device, size_t bytes, const char *what, void **out);
 void br_device_free(br_device *device, void *block); /* NULL is a no-op */
 br_status br_device_memory(br_device *device, size_t *bytes_free, size_t *bytes_total);
@@ -35,6 +36,13 @@ br_status br_device_upload(br_device *device, void *dst, const void *src, size_t
 br_status br_device_download(br_device *device, void *dst, const void *src, size_t bytes);
 br_status br_device_copy(br_device *device, void *dst, const void *src, size_t bytes);
 br_status br_device_wait(br_device *device);
+
+/* What was asked of a device since it was opened, the same on every kind: calls and their bytes. Memory is that of the device, a mirror's
+ * too; what a recorded step does again is not counted. */
+typedef struct br_device_count {
+    int64_t n_download, download_bytes, n_upload, upload_bytes, n_alloc, alloc_bytes, n_wait;
+} br_device_count;
+br_device_count br_device_counted(const br_device *device);
 
 /* One block seen from both sides at equal offsets; one and the same memory on a host device, page-locked on the host's side
  * on any other. */
@@ -79,5 +87,11 @@ br_status br_device_import(br_device *device, const uint8_t handle[BR_IPC_HANDLE
 void br_device_unimport(br_device *device, void *block); /* NULL is a no-op */
 
 void *br_device_stream(const br_device *device); /* a cudaStream_t; NULL on a host device */
+
+/* For tests, of the whole process. The n-th upload, download, copy or wait from now (1 = next) fails, and all later ones of that device, as
+ * those of a lost GPU do; 0 switches it off, for devices that have not failed. And: every device says that so many bytes are there and free;
+ * 0: what is true. */
+void br_device_fail_nth(long n);
+void br_device_pretend_memory(size_t bytes);
 
 #endif

@@ -36,6 +36,8 @@ struct br_device {
     const char *name;
     void *stream;
     int is_host;
+    br_device_count count; /* several threads add to it, and set what follows: see br_device.c */
+    int failed;            /* by br_device_fail_nth */
 };
 
 br_status br_device_host_open(br_device **out);

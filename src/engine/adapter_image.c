@@ -24,6 +24,20 @@ struct adapter_image {
 
 /* ---- open -------------------------------------------------------------------------------------------------------------------- */
 
+static int32_t view_max(const br_config *c, int64_t n_map) {
+    return 2 * (int32_t)n_map + c->n_layer; /* an absorbed A lies there twice */
+}
+
+static int32_t fill_max(const br_config *c, int64_t n_map) {
+    return FILLS_A * (int32_t)n_map + FILLS_HEAD * c->n_head * c->n_layer;
+}
+
+size_t adapter_image_bytes(const br_config *c) {
+    const int64_t n_map = lora_map_count(c);
+    return (size_t)view_max(c, n_map) * (sizeof(br_view) + sizeof(br_seen)) + (size_t)fill_max(c, n_map) * sizeof(br_fill) +
+           2 * (size_t)n_map * sizeof(uint32_t);
+}
+
 static br_status alloc(adapter_image *m) {
     br_device *device = m->loaded->device;
     const size_t n_map = (size_t)m->n_map, n_view = (size_t)m->n_view_max;
@@ -40,13 +54,11 @@ static br_status alloc(adapter_image *m) {
 
 br_status adapter_image_open(const br_loaded *loaded, int32_t slot, adapter_image **out) {
     const br_config *c = &loaded->config;
-    const int32_t n_map = (int32_t)lora_map_count(c);
+    const int64_t n_map = lora_map_count(c);
     adapter_image *m = NULL;
     *out = NULL;
     BR_TRY(br_mem_alloc((void **)&m, sizeof *m, "where an adapter lies"));
-    *m = (adapter_image){.loaded = loaded, .slot = slot, .n_map = n_map};
-    m->n_view_max = 2 * n_map + c->n_layer; /* an absorbed A lies there twice */
-    m->n_fill_max = FILLS_A * n_map + FILLS_HEAD * c->n_head * c->n_layer;
+    *m = (adapter_image){.loaded = loaded, .slot = slot, .n_map = n_map, .n_view_max = view_max(c, n_map), .n_fill_max = fill_max(c, n_map)};
     const br_status status = alloc(m);
     if (status == BR_OK)
         *out = m;

@@ -10,6 +10,7 @@
 
 typedef struct adapter_image adapter_image;
 
+size_t adapter_image_bytes(const br_config *config); /* of the device's memory */
 br_status adapter_image_open(const br_loaded *loaded, int32_t slot, adapter_image **out);
 void adapter_image_close(adapter_image *image); /* NULL is a no-op */
 

@@ -53,11 +53,35 @@ static int32_t state_count(const br_engine *e) {
     return 2 * e->options.max_seqs + KEPT_STATES_EXTRA;
 }
 
+static size_t page_bytes(const br_engine *e) {
+    return e->loaded.size.page * (size_t)e->options.kv_pages;
+}
+
+static size_t state_bytes(const br_engine *e) {
+    return e->loaded.size.state * (size_t)state_count(e);
+}
+
+static size_t fault_bytes(const br_engine *e) {
+    return (size_t)e->options.max_seqs * sizeof(bi_first_fault);
+}
+
+/* All that open_parts takes of the device. */
+static void add_room(br_engine *e) {
+    const br_engine_options *o = &e->options;
+    br_loaded *loaded = &e->loaded;
+    br_room_add(&loaded->room, "cache pages", page_bytes(e));
+    br_room_add(&loaded->room, "KDA states", state_bytes(e));
+    draw_room(loaded, o->max_seqs);
+    score_rows_room(loaded, o->chunk_tokens);
+    br_room_add(&loaded->room, "rows of a step", step_rows_bytes(o->chunk_tokens, o->max_seqs, sched_table_ld(e->sched)) + fault_bytes(e));
+    engine_swap_room(loaded);
+}
+
 static br_status open_caches(br_engine *e) {
     void *block;
-    BR_TRY(br_device_alloc(e->loaded.device, br_model_page_bytes(e->loaded.model) * (size_t)e->options.kv_pages, "cache pages", &block));
+    BR_TRY(br_device_alloc(e->loaded.device, page_bytes(e), "cache pages", &block));
     e->pages = block;
-    BR_TRY(br_device_alloc(e->loaded.device, br_model_state_bytes(e->loaded.model) * (size_t)state_count(e), "KDA states", &block));
+    BR_TRY(br_device_alloc(e->loaded.device, state_bytes(e), "KDA states", &block));
     e->states = block;
     return BR_OK;
 }
@@ -74,8 +98,8 @@ void engine_bind_roots(br_engine *e) {
         engine_swap_bind_roots(e);
 }
 
-static br_status open_parts(br_engine *e) {
-    br_engine_options *o = &e->options;
+static br_status open_sched(br_engine *e) {
+    const br_engine_options *o = &e->options;
     e->n_request_max = 2 * o->max_seqs;
     e->n_queue_max = 2 * e->n_request_max + o->chunk_tokens; /* a step's tokens, and the ends of all that are aborted before the next */
     sched_options options = {
@@ -83,13 +107,17 @@ static br_status open_parts(br_engine *e) {
         .n_queue_max = e->n_request_max, .n_tok_max = e->loaded.n_pos_max, .state_every = o->state_every,
         .preempt_every = o->preempt_every, .prefix_cache = !o->no_prefix_cache,
     };
-    BR_TRY(sched_open(&options, &e->sched));
+    return sched_open(&options, &e->sched);
+}
+
+static br_status open_parts(br_engine *e) {
+    const br_engine_options *o = &e->options;
     BR_TRY(br_arena_open(&e->arena, lay_out, e, "buffers of the engine"));
     BR_TRY(open_caches(e));
     BR_TRY(step_rows_open(&e->rows, e->loaded.device, o->chunk_tokens, o->max_seqs, sched_table_ld(e->sched)));
     BR_TRY(draw_open(&e->draw, &e->loaded, o->max_seqs));
     BR_TRY(score_rows_open(&e->score, &e->loaded, o->chunk_tokens));
-    BR_TRY(br_mirror_open(e->loaded.device, (size_t)o->max_seqs * sizeof(bi_first_fault), "faults", &e->fault));
+    BR_TRY(br_mirror_open(e->loaded.device, fault_bytes(e), "faults", &e->fault));
     engine_bind_roots(e);
     return e->options.swap_rank ? engine_swap_open(e) : BR_OK;
 }
@@ -103,7 +131,10 @@ br_status br_engine_open(const br_engine_options *options, br_engine **out) {
     BR_TRY(check_options(&filled));
     BR_TRY(br_mem_alloc((void **)&e, sizeof *e, "the engine"));
     e->options = filled;
-    BR_TRY_GOTO(br_loaded_open(&filled, filled.chunk_tokens, filled.max_tok, 0, &e->loaded), exit);
+    BR_TRY_GOTO(br_loaded_prepare(&filled, filled.chunk_tokens, filled.max_tok, 0, &e->loaded), exit);
+    BR_TRY_GOTO(open_sched(e), exit);
+    add_room(e);
+    BR_TRY_GOTO(br_loaded_pack(&e->loaded), exit);
     BR_TRY_GOTO(open_parts(e), exit);
     *out = e;
 exit:

@@ -46,8 +46,18 @@ static br_model_options model_options(const br_loaded *loaded, const br_weights 
     };
 }
 
-static br_status open_model(br_loaded *loaded, const br_weights *weights) {
-    const br_model_options options = model_options(loaded, weights);
+/* What lies on the device so far is the backend's. */
+static void measure_model(br_loaded *loaded) {
+    const br_model_options options = model_options(loaded, loaded->weights);
+    br_model_measure(&options, &loaded->size);
+    loaded->room = (br_room){.taken = (size_t)br_device_counted(loaded->device).alloc_bytes};
+    br_room_add(&loaded->room, "packed weights", loaded->size.weights);
+    br_room_add(&loaded->room, "work buffers", loaded->size.work);
+}
+
+static br_status open_model(br_loaded *loaded) {
+    const br_model_options options = model_options(loaded, loaded->weights);
+    BR_TRY(br_room_check(&loaded->room, loaded->device));
     return br_model_open(&options, &loaded->model);
 }
 
@@ -63,9 +73,8 @@ static br_status bind_adapters(br_loaded *loaded, int32_t swap_rank) {
     return BR_OK;
 }
 
-br_status br_loaded_open(const br_engine_options *options, int32_t n_row_max, int32_t n_pos_max, int32_t whole, br_loaded *out) {
+br_status br_loaded_prepare(const br_engine_options *options, int32_t n_row_max, int32_t n_pos_max, int32_t whole, br_loaded *out) {
     br_status status;
-    br_weights *weights = NULL;
     memset(out, 0, sizeof *out);
     BR_TRY(check_options(options));
     BR_TRY(br_config_read(options->model_dir, &out->config));
@@ -74,19 +83,32 @@ br_status br_loaded_open(const br_engine_options *options, int32_t n_row_max, in
         n_pos_max = out->config.position_max;
     out->n_pos_max = n_pos_max;
     out->n_row_max = whole && n_row_max < n_pos_max ? n_pos_max : n_row_max;
-    BR_TRY_GOTO(checkpoint_open(options->model_dir, &out->config, &weights), exit);
-    BR_TRY_GOTO(br_weights_check_data(weights), exit);
-    out->weights_digest = br_weights_digest(weights);
+    BR_TRY_GOTO(checkpoint_open(options->model_dir, &out->config, &out->weights), exit);
+    BR_TRY_GOTO(br_weights_check_data(out->weights), exit);
+    out->weights_digest = br_weights_digest(out->weights);
     BR_TRY_GOTO(lora_open(&out->config, options->adapter, options->n_adapter, options->allow_zero_adapter, &out->adapters), exit);
     BR_TRY_GOTO(bind_adapters(out, options->swap_rank), exit);
     BR_TRY_GOTO(br_pool_open(options->n_thread ? options->n_thread : br_pool_core_count(), &out->pool), exit);
     BR_TRY_GOTO(open_backend(out, options->backend), exit);
-    BR_TRY_GOTO(open_model(out, weights), exit);
+    measure_model(out);
 exit:
-    br_weights_close(weights);
     if (status != BR_OK)
         br_loaded_close(out);
     return status;
+}
+
+br_status br_loaded_pack(br_loaded *loaded) {
+    const br_status status = open_model(loaded);
+    br_weights_close(loaded->weights);
+    loaded->weights = NULL;
+    if (status != BR_OK)
+        br_loaded_close(loaded);
+    return status;
+}
+
+br_status br_loaded_open(const br_engine_options *options, int32_t n_row_max, int32_t n_pos_max, int32_t whole, br_loaded *out) {
+    BR_TRY(br_loaded_prepare(options, n_row_max, n_pos_max, whole, out));
+    return br_loaded_pack(out);
 }
 
 br_status br_loaded_open_like(const br_loaded *loaded, const char *dir, br_weights **out) {
@@ -106,6 +128,7 @@ br_status br_loaded_put(br_loaded *loaded, const br_weights *weights, br_digest 
 }
 
 void br_loaded_close(br_loaded *loaded) {
+    br_weights_close(loaded->weights);
     br_model_close(loaded->model);
     bi_backend_close(&loaded->backend);
     br_device_close(loaded->device);

@@ -5,6 +5,7 @@
 #define BR_LOADED_H
 
 #include "br_model.h"
+#include "br_room.h"
 
 typedef struct br_loaded {
     br_config config;
@@ -13,6 +14,9 @@ typedef struct br_loaded {
     br_pool *pool;
     br_device *device;
     bi_backend backend;
+    br_weights *weights;               /* from prepare to pack, else NULL */
+    br_model_sizes size;
+    br_room room;                      /* of the device */
     br_model *model;
     int32_t n_row_max, n_pos_max;
     int32_t swap_rank;                 /* 0: none */
@@ -24,6 +28,10 @@ typedef struct br_loaded {
 /* n_row_max: rows of a step. n_pos_max: the longest sequence to come, cut to max_position_embeddings; whole: n_row_max is
  * raised so that it fits into one step. Errors as br_engine_open; *out is closed again on error. */
 br_status br_loaded_open(const br_engine_options *options, int32_t n_row_max, int32_t n_pos_max, int32_t whole, br_loaded *out);
+/* The same in two parts: between them the owner adds to out->room what it will take of the device itself, so that too little memory is said, in
+ * full, before the first weight is packed. */
+br_status br_loaded_prepare(const br_engine_options *options, int32_t n_row_max, int32_t n_pos_max, int32_t whole, br_loaded *out);
+br_status br_loaded_pack(br_loaded *loaded);
 void br_loaded_close(br_loaded *loaded);
 /* Another checkpoint of the same config, its data not looked at: BR_E_FORMAT when config.json is another. */
 br_status br_loaded_open_like(const br_loaded *loaded, const char *dir, br_weights **out);

@@ -1,42 +1,70 @@
 /* Drawing tokens; see draw.h. */
 #include "draw.h"
 
-static void lay_out_in(draw *d, br_arena *arena) {
-    d->row = BR_ARENA_ARRAY(arena, int32_t, d->n_max);
-    d->setting = BR_ARENA_ARRAY(arena, bi_sampling, d->n_max);
-    d->forced = BR_ARENA_ARRAY(arena, int32_t, d->n_max);
+static void lay_out_in(draw *d, int32_t n, br_arena *arena) {
+    d->row = BR_ARENA_ARRAY(arena, int32_t, n);
+    d->setting = BR_ARENA_ARRAY(arena, bi_sampling, n);
+    d->forced = BR_ARENA_ARRAY(arena, int32_t, n);
 }
 
-static void lay_out_out(draw *d, br_arena *arena) {
-    d->token = BR_ARENA_ARRAY(arena, int32_t, d->n_max);
-    float **number[] = {&d->logprob, &d->logprob_raw, &d->logprob_kept, &d->entropy};
-    for (size_t i = 0; i < sizeof number / sizeof number[0]; i++)
-        *number[i] = BR_ARENA_ARRAY(arena, float, d->n_max);
-    d->fault = BR_ARENA_ARRAY(arena, uint32_t, d->n_max);
-    d->top = BR_ARENA_ARRAY(arena, bi_top, (size_t)d->n_max * BR_TOP_LOGPROBS_MAX);
+static void *take_words(br_arena *arena, size_t n) {
+    return br_arena_take(arena, n * sizeof(uint32_t), sizeof(uint32_t));
 }
 
-static br_status open_mirror(draw *d, void (*lay_out)(draw *d, br_arena *arena), br_mirror *mirror) {
+/* Without gaps, so that the beginning of the block holds all of n rows. */
+static void lay_out_out(draw *d, int32_t n_row, br_arena *arena) {
+    const size_t n = (size_t)n_row;
+    d->token = take_words(arena, n);
+    d->logprob = take_words(arena, n);
+    d->logprob_raw = take_words(arena, n);
+    d->logprob_kept = take_words(arena, n);
+    d->fault = take_words(arena, n);
+    d->entropy = take_words(arena, n);
+    d->top = take_words(arena, n * BR_TOP_LOGPROBS_MAX * (sizeof *d->top / sizeof(uint32_t)));
+}
+
+static size_t bytes_of(draw *d, void (*lay_out)(draw *d, int32_t n, br_arena *arena)) {
     br_arena measure = {0};
-    lay_out(d, &measure);
-    BR_TRY(br_mirror_open(d->loaded->device, measure.used, "samples of a step", mirror));
-    br_arena real = {.base = mirror->host, .size = measure.used};
-    lay_out(d, &real);
+    lay_out(d, d->n_max, &measure);
+    return measure.used;
+}
+
+static br_status open_mirror(draw *d, void (*lay_out)(draw *d, int32_t n, br_arena *arena), br_mirror *mirror) {
+    const size_t bytes = bytes_of(d, lay_out);
+    BR_TRY(br_mirror_open(d->loaded->device, bytes, "samples of a step", mirror));
+    br_arena real = {.base = mirror->host, .size = bytes};
+    lay_out(d, d->n_max, &real);
     return BR_OK;
 }
 
+/* A function of n alone, so that a recorded step of n rows finds them there again. */
+static void place_out(draw *d) {
+    br_arena out = {.base = d->out.host, .size = d->out.bytes};
+    lay_out_out(d, d->n, &out);
+}
+
+static void lay_out_memory(draw *d, int32_t n, br_arena *arena) {
+    enum { ALIGN = 256 };
+    d->x = br_arena_take(arena, (size_t)n * (size_t)d->loaded->config.d_model * sizeof *d->x, ALIGN);
+    d->logit = br_arena_take(arena, (size_t)n * (size_t)d->loaded->config.n_vocab * sizeof *d->logit, ALIGN);
+}
+
+void draw_room(br_loaded *loaded, int32_t n_max) {
+    draw d = {.loaded = loaded, .n_max = n_max};
+    br_room_add(&loaded->room, "logits", bytes_of(&d, lay_out_memory));
+    br_room_add(&loaded->room, "rows of a step", bytes_of(&d, lay_out_in) + bytes_of(&d, lay_out_out));
+}
+
 br_status draw_open(draw *d, br_loaded *loaded, int32_t n_max) {
-    const size_t x_bytes = (size_t)n_max * (size_t)loaded->config.d_model * sizeof(bi_bf16), align = 256;
-    const size_t logit_bytes = (size_t)n_max * (size_t)loaded->config.n_vocab * sizeof(float);
     void *memory;
     *d = (draw){.loaded = loaded, .n_max = n_max};
     BR_TRY(open_mirror(d, lay_out_in, &d->in));
     BR_TRY(open_mirror(d, lay_out_out, &d->out));
-    const size_t logit_at = (x_bytes + align - 1) / align * align;
-    BR_TRY(br_device_alloc(loaded->device, logit_at + logit_bytes, "logits", &memory));
+    const size_t bytes = bytes_of(d, lay_out_memory);
+    BR_TRY(br_device_alloc(loaded->device, bytes, "logits", &memory));
     d->memory = memory;
-    d->x = memory;
-    d->logit = (float *)(void *)(d->memory + logit_at);
+    br_arena real = {.base = d->memory, .size = bytes};
+    lay_out_memory(d, n_max, &real);
     return BR_OK;
 }
 
@@ -62,20 +90,38 @@ void draw_pad(draw *d, int32_t n_used, int32_t n) {
     }
 }
 
-br_status draw_upload(draw *d) {
-    return br_device_upload(d->loaded->device, d->in.device, d->in.host, d->in.bytes);
+br_status draw_upload(draw *d, int32_t n) {
+    d->n = n;
+    place_out(d);
+    return n ? br_device_upload(d->loaded->device, d->in.device, d->in.host, d->in.bytes) : BR_OK;
+}
+
+/* The end of what the settings ask for. */
+static const void *end_of_asked(const draw *d) {
+    const void *end = d->entropy;
+    for (int32_t i = 0; i < d->n; i++)
+        if (d->setting[i].entropy)
+            end = d->top;
+    for (int32_t i = 0; i < d->n; i++)
+        if (d->setting[i].n_top)
+            end = d->top + (size_t)(i + 1) * BR_TOP_LOGPROBS_MAX;
+    return end;
 }
 
 br_status draw_download(draw *d) {
-    return br_device_download(d->loaded->device, d->out.host, d->out.device, d->out.bytes);
+    if (d->n == 0)
+        return BR_OK;
+    const size_t bytes = (size_t)((const unsigned char *)end_of_asked(d) - d->out.host);
+    return br_device_download(d->loaded->device, d->out.host, d->out.device, bytes);
 }
 
-br_status draw_ops(draw *d, int32_t n, const bi_bf16 *final, const uint32_t *row_fault) {
+br_status draw_ops(draw *d, const bi_bf16 *final, const uint32_t *row_fault) {
+    const int32_t n = d->n;
     const br_config *c = &d->loaded->config;
     const br_mirror *out = &d->out;
-    uint32_t *fault = br_mirror_at(out, d->fault);
     if (n == 0)
         return BR_OK;
+    uint32_t *fault = br_mirror_at(out, d->fault);
     BR_TRY(gather(d, n, final, (size_t)c->d_model * sizeof *final, d->x));
     BR_TRY(gather(d, n, row_fault, sizeof *row_fault, fault));
     BR_TRY(br_model_logits(d->loaded->model, n, d->x, d->logit, fault));

@@ -64,12 +64,12 @@ static void list_scores(br_engine *e, const sched_plan *plan) {
     }
 }
 
-/* All that a step computes; n_sample rows are drawn from. A fault is found per segment: a row of the prefix before it cannot have
+/* All that a step computes. A fault is found per segment: a row of the prefix before it cannot have
  * one, it would have ended. */
-static br_status run_ops(br_engine *e, const br_step *step, int32_t n_sample) {
+static br_status run_ops(br_engine *e, const br_step *step) {
     const bi_bf16 *final;
     BR_TRY(br_model_forward(e->loaded.model, step, &final));
-    BR_TRY(draw_ops(&e->draw, n_sample, final, step->row_fault));
+    BR_TRY(draw_ops(&e->draw, final, step->row_fault));
     BR_TRY(score_rows_run(&e->score, final));
     bi_seg_fault_args args = {.batch = step->batch, .row_fault = step->row_fault, .out = (bi_first_fault *)(void *)e->fault.device};
     return e->loaded.backend.op->seg_fault(e->loaded.backend.ctx, &args);
@@ -109,11 +109,11 @@ static br_status run_recorded(br_engine *e, const br_step *step) {
     if (!known) {
         if (e->n_graph < ENGINE_GRAPH_MAX)
             e->graph[e->n_graph++] = (engine_graph){.n_row = batch->n_row, .pos_max = batch->pos_max};
-        return run_ops(e, step, batch->n_row);
+        return run_ops(e, step);
     }
     if (!known->graph) {
         BR_TRY(br_graph_begin(e->loaded.device));
-        br_status status = run_ops(e, step, batch->n_row);
+        br_status status = run_ops(e, step);
         br_status ended = br_graph_end(e->loaded.device, &known->graph);
         BR_TRY(status);
         BR_TRY(ended);
@@ -128,8 +128,8 @@ static br_status compute(br_engine *e, const sched_plan *plan, int32_t n_sample)
     BR_TRY(copy_blocks(e, e->pages, br_model_page_bytes(e->loaded.model), plan->page_copy, plan->n_page_copy));
     BR_TRY(copy_states(e, plan->state_copy, plan->n_state_copy));
     BR_TRY(step_rows_upload(&e->rows, &step));
-    BR_TRY(draw_upload(&e->draw));
-    BR_TRY(recorded ? run_recorded(e, &step) : run_ops(e, &step, n_sample));
+    BR_TRY(draw_upload(&e->draw, recorded ? step.batch->n_row : n_sample));
+    BR_TRY(recorded ? run_recorded(e, &step) : run_ops(e, &step));
     BR_TRY(draw_download(&e->draw));
     BR_TRY(br_device_download(device, e->fault.host, e->fault.device, (size_t)plan->n_seg * sizeof(bi_first_fault)));
     BR_TRY(copy_states(e, plan->keep, plan->n_keep));
@@ -161,7 +161,8 @@ static sched_outcome take_sample(br_engine *e, engine_request *r, int32_t i) {
     const draw *d = &e->draw;
     br_token token = {
         .request = r->id, .token = d->token[i], .position = r->first + r->n_new, .logprob = bits_of(d->logprob[i]),
-        .logprob_raw = bits_of(d->logprob_raw[i]), .logprob_kept = bits_of(d->logprob_kept[i]), .entropy = bits_of(d->entropy[i]),
+        .logprob_raw = bits_of(d->logprob_raw[i]), .logprob_kept = bits_of(d->logprob_kept[i]),
+        .entropy = r->setting.entropy ? bits_of(d->entropy[i]) : BR_UNSCORED,
     };
     token.last = ends_text(e, r, token.token, &token.stop);
     r->n_top = r->setting.n_top;

@@ -128,7 +128,7 @@ exit:
 
 /* A slot of the feed: long enough that what is done once a slot is small beside its transfer, no longer than a whole version. */
 static size_t slot_bytes(const br_loaded *loaded) {
-    const size_t most = (size_t)48 << 20, largest = br_model_adapter_values(loaded->model) * sizeof(uint16_t);
+    const size_t most = (size_t)48 << 20, largest = loaded->size.adapter_values * sizeof(uint16_t);
     size_t sum = 0;
     br_expect map;
     for (int64_t i = 0; i < lora_map_count(&loaded->config) && sum < most; i++) {
@@ -141,12 +141,22 @@ static size_t slot_bytes(const br_loaded *loaded) {
     return sum > largest ? sum : largest;
 }
 
+static int32_t view_count(const br_loaded *loaded) {
+    return 2 * (int32_t)lora_map_count(&loaded->config) + loaded->config.n_layer;
+}
+
+void engine_swap_room(br_loaded *loaded) {
+    if (loaded->swap_rank && loaded->backend.op->mat_row)
+        br_room_add(&loaded->room, "swaps of adapters",
+                    (size_t)(BR_MODEL_WAYS * lora_count(loaded->adapters)) * adapter_image_bytes(&loaded->config) +
+                        ws_feed_bytes(slot_bytes(loaded), view_count(loaded)));
+}
+
 static br_status open_feed(br_engine *e) {
     const br_loaded *loaded = &e->loaded;
     if (!br_model_has_views(loaded->model))
         return BR_OK;
-    const int32_t n_view = 2 * (int32_t)lora_map_count(&loaded->config) + loaded->config.n_layer;
-    return ws_feed_open(loaded->device, loaded->pool, slot_bytes(loaded), n_view, &e->swap->feed);
+    return ws_feed_open(loaded->device, loaded->pool, slot_bytes(loaded), view_count(loaded), &e->swap->feed);
 }
 
 br_status engine_swap_open(br_engine *e) {

@@ -5,10 +5,11 @@
 #ifndef ENGINE_SWAP_H
 #define ENGINE_SWAP_H
 
-#include "bitroll.h"
+#include "br_loaded.h"
 
 typedef struct engine_swap engine_swap;
 
+void engine_swap_room(br_loaded *loaded); /* adds to loaded->room what open will take */
 /* After the model, and before any request. */
 br_status engine_swap_open(br_engine *engine);
 void engine_swap_close(br_engine *engine); /* without one a no-op */

@@ -82,7 +82,7 @@ static br_status dump_scored(dump *d, br_report *report) {
     br_loaded loaded;
     scorer *s = NULL;
     uint32_t *bits = NULL;
-    BR_TRY(br_loaded_open(&d->options->engine, d->input.n_tok_max, d->input.n_tok_max, 1, &loaded));
+    BR_TRY(scorer_load(&d->options->engine, d->input.n_tok_max, d->input.n_tok_max, &loaded));
     const int32_t n_row_max = loaded.n_row_max;
     BR_TRY_GOTO(open_rows(d, n_row_max), exit);
     BR_TRY_GOTO(br_mem_alloc((void **)&bits, (size_t)n_row_max * 2 * sizeof *bits, "the dump"), exit);

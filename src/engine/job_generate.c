@@ -271,6 +271,7 @@ static br_status open_parts(generate *g) {
     BR_TRY(prompts_read(o->prompts_path, &o->sampling, &g->lines));
     BR_TRY(br_engine_open(&o->engine, &g->engine));
     BR_TRY(br_loaded_report(&g->engine->loaded, g->report));
+    BR_TRY(report_backend(g->report, &g->engine->loaded.backend));
     BR_TRY(list_items(g));
     BR_TRY(br_mem_alloc((void **)&g->running, (size_t)g->engine->n_request_max * sizeof(record *), "running records"));
     fill_meta(g);

@@ -1,6 +1,7 @@
 /* Text, clock and stamps of reports; see report.h. */
 #include "job_report.h"
 
+#include "bi_cuda_open.h"
 #include "br_mem.h"
 
 #include <stdarg.h>
@@ -24,6 +25,12 @@ br_status report_line(br_report *report, const char *format, ...) {
     memcpy(report->text + used, line, n);
     report->text[used + n] = '\n';
     return BR_OK;
+}
+
+br_status report_backend(br_report *report, const bi_backend *backend) {
+    char note[BI_CUDA_NOTE_BYTES];
+    bi_cuda_note(backend, note);
+    return note[0] ? report_line(report, "%s", note) : BR_OK;
 }
 
 br_status report_histogram(br_report *report, const int64_t bucket[PARITY_BUCKET_COUNT]) {

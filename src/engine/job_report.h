@@ -2,6 +2,7 @@
 #ifndef JOB_REPORT_H
 #define JOB_REPORT_H
 
+#include "bi_backend.h"
 #include "parity.h"
 
 enum { REPORTED_ERRORS_MAX = 100 }; /* requests that are listed; the others are only counted */
@@ -12,6 +13,8 @@ br_status report_histogram(br_report *report, const int64_t bucket[PARITY_BUCKET
 /* Sets report->summary. */
 br_status report_summary(br_report *report, const char *format, ...) __attribute__((format(printf, 2, 3)));
 double report_clock(void); /* seconds of a clock that only rises */
+/* Lines of what the backend found when it was opened; of the oracle none. */
+br_status report_backend(br_report *report, const bi_backend *backend);
 /* Names one producer: verb, backend and a nonce that no other run has. */
 void report_stamp(char stamp[ROLLOUT_STAMP_BYTES], const char *verb, const char *backend);
 /* Reports progress; BR_E_ABORTED when the watcher wants to stop. */

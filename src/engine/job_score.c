@@ -184,8 +184,9 @@ static br_status open_parts(score *s) {
         return br_fail(BR_E_ARG, "pack_tokens %d: expected 1 to %d", pack, BR_POSITION_MAX);
     BR_TRY(job_output_check(o->out_path, o->in_path));
     BR_TRY(score_input_open(o->in_path, &s->input));
-    BR_TRY(br_loaded_open(&o->engine, pack, s->input.n_tok_max ? s->input.n_tok_max : 1, 1, &s->loaded));
+    BR_TRY(scorer_load(&o->engine, pack, s->input.n_tok_max ? s->input.n_tok_max : 1, &s->loaded));
     BR_TRY(br_loaded_report(&s->loaded, s->report));
+    BR_TRY(report_backend(s->report, &s->loaded.backend));
     if (s->input.from_rollout && !br_digest_equal(s->input.meta.config_digest, s->loaded.config_digest))
         return br_fail(BR_E_MISMATCH, "%s was made with another model shape than %s", o->in_path, o->engine.model_dir);
     if (o->adapter_override) {

@@ -59,8 +59,8 @@ static br_status compare_block(verify *v, int64_t i, const bi_bf16 *final, int32
         d->setting[t] = setting_of(seq, first + t);
         d->forced[t] = -1;
     }
-    BR_TRY(draw_upload(&v->draw));
-    BR_TRY(draw_ops(&v->draw, n, final, scorer_row_fault(v->scorer)));
+    BR_TRY(draw_upload(&v->draw, n));
+    BR_TRY(draw_ops(&v->draw, final, scorer_row_fault(v->scorer)));
     BR_TRY(draw_download(&v->draw));
     BR_TRY(br_device_wait(v->loaded.device));
     for (int32_t t = 0; t < n; t++) {
@@ -109,6 +109,7 @@ static br_status recompute(verify *v, int64_t i) {
     if (seq->stop != BR_STOP_ABORT)
         BR_TRY(check_end(v, seq));
     BR_TRY(scorer_forward(v->scorer, &item, 1, NULL, &final));
+    BR_TRY(scorer_faults(v->scorer, &item, 1));
     if (item.fault)
         return br_loaded_fault(item.fault, item.fault_pos);
     for (int32_t at = seq->prompt_len; at < seq->n_tok; at += LOGIT_ROWS) {
@@ -135,8 +136,12 @@ static br_status check_adapters(const verify *v) {
 
 static br_status open_model(verify *v) {
     const rollout_meta *meta = &v->input.meta;
-    BR_TRY(br_loaded_open(&v->options->engine, LOGIT_ROWS, v->input.n_tok_max, 1, &v->loaded));
+    BR_TRY(br_loaded_prepare(&v->options->engine, LOGIT_ROWS, v->input.n_tok_max, 1, &v->loaded));
+    draw_room(&v->loaded, LOGIT_ROWS);
+    scorer_room(&v->loaded);
+    BR_TRY(br_loaded_pack(&v->loaded));
     BR_TRY(br_loaded_report(&v->loaded, v->report));
+    BR_TRY(report_backend(v->report, &v->loaded.backend));
     if (!br_digest_equal(meta->contract_digest, br_contract_digest()))
         return br_fail(BR_E_MISMATCH, "%s was made under another numeric contract than this build's", v->options->path);
     if (!br_digest_equal(meta->weights_digest, v->loaded.weights_digest))

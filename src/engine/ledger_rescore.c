@@ -38,8 +38,9 @@ static br_status open_model(rescore *r) {
     int64_t longest = 1;
     for (int64_t i = 0; i < ledger_seq_count(r->reader); i++)
         longest = offset[i + 1] - offset[i] > longest ? offset[i + 1] - offset[i] : longest;
-    BR_TRY(br_loaded_open(&r->options->engine, PACK_TOKENS, (int32_t)longest, 1, &r->loaded));
+    BR_TRY(scorer_load(&r->options->engine, PACK_TOKENS, (int32_t)longest, &r->loaded));
     BR_TRY(br_loaded_report(&r->loaded, r->report));
+    BR_TRY(report_backend(r->report, &r->loaded.backend));
     if (!br_digest_equal(run->contract, br_contract_digest()))
         return br_fail(BR_E_MISMATCH, "%s was made under another numeric contract than this build's", r->options->path);
     if (!br_digest_equal(run->base_rollout, r->loaded.weights_digest))

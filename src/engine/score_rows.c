@@ -3,25 +3,44 @@
 
 #include <string.h>
 
-static void lay_out_in(score_rows *s, br_arena *arena) {
-    s->row = BR_ARENA_ARRAY(arena, int32_t, s->n_max);
-    s->token = BR_ARENA_ARRAY(arena, int32_t, s->n_max);
-    s->temperature = BR_ARENA_ARRAY(arena, float, s->n_max);
+static void lay_out_in(score_rows *s, int32_t n, br_arena *arena) {
+    s->row = BR_ARENA_ARRAY(arena, int32_t, n);
+    s->token = BR_ARENA_ARRAY(arena, int32_t, n);
+    s->temperature = BR_ARENA_ARRAY(arena, float, n);
 }
 
-static void lay_out_out(score_rows *s, br_arena *arena) {
-    s->logprob = BR_ARENA_ARRAY(arena, float, s->n_max);
-    s->logprob_raw = BR_ARENA_ARRAY(arena, float, s->n_max);
-    s->entropy = BR_ARENA_ARRAY(arena, float, s->n_max);
-    s->fault = BR_ARENA_ARRAY(arena, uint32_t, s->n_max);
+static void *take_words(br_arena *arena, int32_t n) {
+    return br_arena_take(arena, (size_t)n * sizeof(uint32_t), sizeof(uint32_t));
 }
 
-static br_status open_mirror(score_rows *s, void (*lay_out)(score_rows *s, br_arena *arena), br_mirror *mirror) {
+/* Without gaps, so that the beginning of the block holds all of n rows. */
+static void lay_out_out(score_rows *s, int32_t n, br_arena *arena) {
+    s->logprob = take_words(arena, n);
+    s->logprob_raw = take_words(arena, n);
+    s->fault = take_words(arena, n);
+    s->entropy = take_words(arena, n);
+}
+
+static size_t bytes_of(score_rows *s, void (*lay_out)(score_rows *s, int32_t n, br_arena *arena)) {
     br_arena measure = {0};
-    lay_out(s, &measure);
-    BR_TRY(br_mirror_open(s->loaded->device, measure.used, "scored rows", mirror));
-    br_arena real = {.base = mirror->host, .size = measure.used};
-    lay_out(s, &real);
+    lay_out(s, s->n_max, &measure);
+    return measure.used;
+}
+
+static size_t x_bytes(const br_loaded *loaded, int32_t n_max) {
+    return (size_t)n_max * (size_t)loaded->config.d_model * sizeof(bi_bf16);
+}
+
+void score_rows_room(br_loaded *loaded, int32_t n_max) {
+    score_rows s = {.loaded = loaded, .n_max = n_max};
+    br_room_add(&loaded->room, "rows of a step", x_bytes(loaded, n_max) + bytes_of(&s, lay_out_in) + bytes_of(&s, lay_out_out));
+}
+
+static br_status open_mirror(score_rows *s, void (*lay_out)(score_rows *s, int32_t n, br_arena *arena), br_mirror *mirror) {
+    const size_t bytes = bytes_of(s, lay_out);
+    BR_TRY(br_mirror_open(s->loaded->device, bytes, "scored rows", mirror));
+    br_arena real = {.base = mirror->host, .size = bytes};
+    lay_out(s, s->n_max, &real);
     return BR_OK;
 }
 
@@ -30,7 +49,7 @@ br_status score_rows_open(score_rows *s, br_loaded *loaded, int32_t n_max) {
     *s = (score_rows){.loaded = loaded, .n_max = n_max};
     BR_TRY(open_mirror(s, lay_out_in, &s->in));
     BR_TRY(open_mirror(s, lay_out_out, &s->out));
-    BR_TRY(br_device_alloc(loaded->device, (size_t)n_max * (size_t)loaded->config.d_model * sizeof *s->x, "scored rows", &memory));
+    BR_TRY(br_device_alloc(loaded->device, x_bytes(loaded, n_max), "scored rows", &memory));
     s->x = memory;
     return BR_OK;
 }
@@ -59,9 +78,12 @@ br_status score_rows_run(score_rows *s, const bi_bf16 *final) {
     const int32_t n = s->n;
     br_device *device = s->loaded->device;
     const br_mirror *in = &s->in, *out = &s->out;
-    uint32_t *fault = br_mirror_at(out, s->fault);
+    br_arena room = {.base = out->host, .size = out->bytes};
     if (n == 0)
         return BR_OK;
+    lay_out_out(s, n, &room);
+    const float *end = s->want_entropy ? s->entropy + n : s->entropy;
+    uint32_t *fault = br_mirror_at(out, s->fault);
     BR_TRY(br_device_upload(device, in->device, in->host, in->bytes));
     memset(s->fault, 0, (size_t)n * sizeof *s->fault);
     BR_TRY(br_device_upload(device, fault, s->fault, (size_t)n * sizeof *s->fault));
@@ -71,5 +93,5 @@ br_status score_rows_run(score_rows *s, const bi_bf16 *final) {
     BR_TRY(br_model_score(s->loaded->model, n, s->x, br_mirror_at(in, s->token), br_mirror_at(in, s->temperature),
                           br_mirror_at(out, s->logprob), br_mirror_at(out, s->logprob_raw),
                           s->want_entropy ? br_mirror_at(out, s->entropy) : NULL, fault));
-    return br_device_download(device, out->host, out->device, out->bytes);
+    return br_device_download(device, out->host, out->device, (size_t)((const unsigned char *)end - out->host));
 }

@@ -13,13 +13,15 @@ typedef struct score_rows {
     /* in, host side: of each its row, the token that the row predicts, the temperature */
     int32_t *row, *token;
     float *temperature;
-    /* out, host side, valid after br_device_wait */
-    float *logprob, *logprob_raw, *entropy;
+    /* out, host side, (n), valid after br_device_wait. One behind the other, what is always there first: one copy brings what is asked for */
+    float *logprob, *logprob_raw;
     uint32_t *fault; /* of its logits */
+    float *entropy;
     br_mirror in, out;
     bi_bf16 *x; /* device (n_max, d_model) */
 } score_rows;
 
+void score_rows_room(br_loaded *loaded, int32_t n_max); /* adds to loaded->room what open will take */
 br_status score_rows_open(score_rows *s, br_loaded *loaded, int32_t n_max);
 void score_rows_close(score_rows *s);
 void score_rows_begin(score_rows *s);

@@ -21,10 +21,32 @@ static int32_t block_count(int32_t n_tok) {
     return (n_tok + BR_PAGE_TOK - 1) / BR_PAGE_TOK;
 }
 
+static int32_t block_max(const br_loaded *loaded) {
+    return block_count(loaded->n_row_max) + SCORER_PACK_MAX; /* each sequence wastes less than one */
+}
+
 static void lay_out_memory(scorer *s, br_arena *arena) {
-    const br_model *model = s->loaded->model;
-    s->pages = br_arena_take(arena, br_model_page_bytes(model) * (size_t)s->n_block_max, 256);
-    s->states = br_arena_take(arena, br_model_state_bytes(model) * SCORER_PACK_MAX, 256);
+    s->pages = br_arena_take(arena, s->loaded->size.page * (size_t)s->n_block_max, 256);
+    s->states = br_arena_take(arena, s->loaded->size.state * SCORER_PACK_MAX, 256);
+}
+
+static size_t row_fault_bytes(const br_loaded *loaded) {
+    return (size_t)loaded->n_row_max * sizeof(uint32_t);
+}
+
+void scorer_room(br_loaded *loaded) {
+    scorer s = {.loaded = loaded, .n_block_max = block_max(loaded)};
+    br_arena measure = {0};
+    lay_out_memory(&s, &measure);
+    br_room_add(&loaded->room, "cache pages and KDA states", measure.used);
+    br_room_add(&loaded->room, "rows of a step", step_rows_bytes(loaded->n_row_max, SCORER_PACK_MAX, 0) + row_fault_bytes(loaded));
+    score_rows_room(loaded, loaded->n_row_max);
+}
+
+br_status scorer_load(const br_engine_options *options, int32_t n_row_max, int32_t n_pos_max, br_loaded *out) {
+    BR_TRY(br_loaded_prepare(options, n_row_max, n_pos_max, 1, out));
+    scorer_room(out);
+    return br_loaded_pack(out);
 }
 
 static br_status open_parts(scorer *s) {
@@ -32,7 +54,7 @@ static br_status open_parts(scorer *s) {
     br_arena measure = {0};
     BR_TRY(step_rows_open(&s->rows, s->loaded->device, s->loaded->n_row_max, SCORER_PACK_MAX, 0));
     BR_TRY(score_rows_open(&s->score, s->loaded, s->loaded->n_row_max));
-    BR_TRY(br_mirror_open(s->loaded->device, (size_t)s->loaded->n_row_max * sizeof(uint32_t), "faults", &s->row_fault));
+    BR_TRY(br_mirror_open(s->loaded->device, row_fault_bytes(s->loaded), "faults", &s->row_fault));
     lay_out_memory(s, &measure);
     BR_TRY(br_device_alloc(s->loaded->device, measure.used, "the scorer's caches", &memory));
     s->memory = memory;
@@ -46,7 +68,7 @@ br_status scorer_open(br_loaded *loaded, scorer **out) {
     *out = NULL;
     BR_TRY(br_mem_alloc((void **)&s, sizeof *s, "the scorer"));
     s->loaded = loaded;
-    s->n_block_max = block_count(loaded->n_row_max) + SCORER_PACK_MAX; /* each sequence wastes less than one */
+    s->n_block_max = block_max(loaded);
     br_status status = open_parts(s);
     if (status != BR_OK) {
         scorer_close(s);
@@ -96,15 +118,18 @@ static void note_fault(scorer_seq *seq, uint32_t code, int32_t position) {
     }
 }
 
-br_status scorer_forward(scorer *s, scorer_seq *seq, int32_t n, const br_trace *trace, const bi_bf16 **final) {
+br_status scorer_forward(scorer *s, const scorer_seq *seq, int32_t n, const br_trace *trace, const bi_bf16 **final) {
     br_device *device = s->loaded->device;
     br_step step = {.page_base = s->pages, .state_base = s->states, .trace = trace};
     lay_out_rows(s, seq, n);
     BR_TRY(step_rows_upload(&s->rows, &step));
     BR_TRY(br_model_forward(s->loaded->model, &step, final));
-    uint32_t *row_fault = (uint32_t *)(void *)s->row_fault.host;
-    BR_TRY(br_device_download(device, row_fault, step.row_fault, (size_t)s->rows.host.n_row * sizeof *row_fault));
-    BR_TRY(br_device_wait(device));
+    return br_device_download(device, s->row_fault.host, step.row_fault, (size_t)s->rows.host.n_row * sizeof *step.row_fault);
+}
+
+br_status scorer_faults(scorer *s, scorer_seq *seq, int32_t n) {
+    const uint32_t *row_fault = (const uint32_t *)(const void *)s->row_fault.host;
+    BR_TRY(br_device_wait(s->loaded->device));
     for (int32_t i = 0; i < n; i++) {
         seq[i].fault = 0;
         for (int32_t t = 0; t == 0 || t + 1 < seq[i].n_tok; t++)
@@ -129,7 +154,7 @@ br_status scorer_logprobs(scorer *s, scorer_seq *seq, int32_t n, const bi_bf16 *
         for (int32_t t = 0; t + 1 < seq[i].n_tok; t++)
             score_rows_add(score, s->rows.seg[i].row + t, seq[i].token[t + 1], seq[i].temperature, seq[i].entropy != NULL);
     BR_TRY(score_rows_run(score, final));
-    BR_TRY(br_device_wait(s->loaded->device));
+    BR_TRY(scorer_faults(s, seq, n));
     for (int32_t i = 0, at = 0; i < n; i++) {
         for (int32_t t = 0; t + 1 < seq[i].n_tok; t++, at++) {
             memcpy(&seq[i].logprob[t + 1], &score->logprob[at], sizeof(float));

@@ -12,12 +12,18 @@ static void lay_out(step_rows *r, br_arena *arena) {
     r->page = BR_ARENA_ARRAY(arena, int32_t, n_seg * (size_t)(r->page_ld ? r->page_ld : 1));
 }
 
-br_status step_rows_open(step_rows *r, br_device *device, int32_t n_row_max, int32_t n_seg_max, int32_t page_ld) {
-    *r = (step_rows){.device = device, .n_row_max = n_row_max, .n_seg_max = n_seg_max, .page_ld = page_ld};
+size_t step_rows_bytes(int32_t n_row_max, int32_t n_seg_max, int32_t page_ld) {
+    step_rows r = {.n_row_max = n_row_max, .n_seg_max = n_seg_max, .page_ld = page_ld};
     br_arena measure = {0};
-    lay_out(r, &measure);
-    BR_TRY(br_mirror_open(device, measure.used, "the rows of a step", &r->in));
-    br_arena real = {.base = r->in.host, .size = measure.used};
+    lay_out(&r, &measure);
+    return measure.used;
+}
+
+br_status step_rows_open(step_rows *r, br_device *device, int32_t n_row_max, int32_t n_seg_max, int32_t page_ld) {
+    const size_t bytes = step_rows_bytes(n_row_max, n_seg_max, page_ld);
+    *r = (step_rows){.device = device, .n_row_max = n_row_max, .n_seg_max = n_seg_max, .page_ld = page_ld};
+    BR_TRY(br_mirror_open(device, bytes, "the rows of a step", &r->in));
+    br_arena real = {.base = r->in.host, .size = bytes};
     lay_out(r, &real);
     for (int32_t i = 0; i < n_seg_max; i++)
         r->state_index[i] = i;

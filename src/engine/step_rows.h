@@ -20,6 +20,7 @@ typedef struct step_rows {
     bi_batch host;        /* the same with pointers of the host */
 } step_rows;
 
+size_t step_rows_bytes(int32_t n_row_max, int32_t n_seg_max, int32_t page_ld); /* of the device's memory */
 br_status step_rows_open(step_rows *rows, br_device *device, int32_t n_row_max, int32_t n_seg_max, int32_t page_ld);
 void step_rows_close(step_rows *rows);
 void step_rows_begin(step_rows *rows);

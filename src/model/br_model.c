@@ -28,10 +28,7 @@ bi_limits br_model_limits(const br_config *c, int32_t rank_max, int32_t n_slot, 
     };
 }
 
-br_status br_model_open(const br_model_options *options, br_model **out) {
-    br_model *model = NULL;
-    *out = NULL;
-    BR_TRY(br_mem_alloc((void **)&model, sizeof *model, "the model"));
+static void fill(br_model *model, const br_model_options *options) {
     model->config = *options->config;
     model->backend = options->backend;
     model->device = options->device;
@@ -43,6 +40,20 @@ br_status br_model_open(const br_model_options *options, br_model **out) {
     model->index_c = model->config.index_topk ? bi_const_index_c(model->config.index_n_head, model->config.index_d_head) : 0;
     model->kda_scale = bi_const_kda_scale(model->config.kda_d_head);
     model->act = (bi_act){.situ = model->config.act_situ, .beta = model->config.situ_beta, .linear_beta = model->config.situ_linear_beta};
+}
+
+void br_model_measure(const br_model_options *options, br_model_sizes *out) {
+    br_model model = {0};
+    fill(&model, options);
+    model_measure(&model, options, out);
+    out->adapter_values = br_model_adapter_values(&model);
+}
+
+br_status br_model_open(const br_model_options *options, br_model **out) {
+    br_model *model = NULL;
+    *out = NULL;
+    BR_TRY(br_mem_alloc((void **)&model, sizeof *model, "the model"));
+    fill(model, options);
     br_status status = model_bind(model, options);
     if (status == BR_OK && model->swap_rank)
         status = br_mem_alloc((void **)&model->swap_full, br_model_adapter_values(model) * sizeof *model->swap_full, "a matrix of an adapter");

@@ -32,6 +32,13 @@ typedef struct br_model_options {
 /* The largest shapes the backend will see; call before it is opened. */
 bi_limits br_model_limits(const br_config *config, int32_t rank_max, int32_t n_slot, int32_t n_row_max, int32_t n_pos_max);
 
+/* What a model takes of its device, known before it is opened: the packed weights and adapters, the work buffers; and what its owner may want to
+ * know then: br_model_page_bytes, br_model_state_bytes, br_model_adapter_values. */
+typedef struct br_model_sizes {
+    size_t weights, work, page, state, adapter_values;
+} br_model_sizes;
+void br_model_measure(const br_model_options *options, br_model_sizes *out);
+
 br_status br_model_open(const br_model_options *options, br_model **out);
 void br_model_close(br_model *model);
 /* Other weights of the same config, put where the model's lie now; adapters keep what they hold. options: as at open, but for the

@@ -14,6 +14,7 @@ typedef struct binder {
     pack_jobs jobs;
     int32_t base_only; /* adapters keep what they hold: their memory is passed by */
     int32_t at_adapter;
+    size_t weight_bytes;
 } binder;
 
 enum { MEMORY_ALIGN = 256 };
@@ -341,7 +342,7 @@ static void lay_out_caches(br_model *m) {
     const bi_ops *op = m->backend.op;
     br_arena page = {0}, state = {0};
     for (int32_t l = 0; l < c->n_layer; l++) {
-        model_layer *w = &m->layer[l];
+        model_layer ignored, *w = m->layer ? &m->layer[l] : &ignored; /* when nothing but sizes is wanted */
         if (!c->layer_is_mla[l]) {
             w->kda.history_offset = take_offset(&state, 3 * model_history_bytes(c));
             w->kda.state_offset = take_offset(&state, op->kda_state_bytes(c->kda_n_head, c->kda_d_head));
@@ -416,17 +417,16 @@ static void bind_all(binder *b) {
         model_layer ignored = {0}; /* the measuring pass has no layer array yet */
         bind_layer(b, l, is_real(b) ? &m->layer[l] : &ignored);
     }
+    b->weight_bytes = b->memory->used;
     bind_work(b);
 }
 
-/* Host memory is handed out before it is there, and a cache of files counts as used: only what never fits is refused. */
-static br_status check_room(br_device *device, size_t bytes) {
-    size_t bytes_free, bytes_total;
-    BR_TRY(br_device_memory(device, &bytes_free, &bytes_total));
-    if (bytes <= (br_device_is_host(device) ? bytes_total : bytes_free))
-        return BR_OK;
-    return br_fail(BR_E_NOMEM, "packed weights and work buffers: %zu bytes of %s memory wanted, %zu of %zu are free", bytes,
-                   br_device_is_host(device) ? "host" : "GPU", bytes_free, bytes_total);
+void model_measure(br_model *model, const br_model_options *options, br_model_sizes *out) {
+    br_arena structs = {0}, memory = {0};
+    binder b = {.model = model, .weights = options->weights, .adapters = options->adapters, .arena = &structs, .memory = &memory};
+    bind_all(&b);
+    lay_out_caches(model);
+    *out = (br_model_sizes){.weights = b.weight_bytes, .work = memory.used - b.weight_bytes, .page = model->page_bytes, .state = model->state_bytes};
 }
 
 br_status model_bind(br_model *model, const br_model_options *options) {
@@ -435,7 +435,6 @@ br_status model_bind(br_model *model, const br_model_options *options) {
     void *block = NULL;
     binder b = {.model = model, .weights = options->weights, .adapters = options->adapters, .arena = &structs, .memory = &memory};
     bind_all(&b);
-    BR_TRY(check_room(model->device, memory.used));
     BR_TRY_GOTO(pack_jobs_open(&b.jobs), exit);
     BR_TRY_GOTO(br_mem_alloc((void **)&model->arena.base, structs.used, "the model's tables"), exit);
     BR_TRY_GOTO(br_device_alloc(model->device, memory.used, "packed weights and work buffers", &block), exit);

@@ -92,6 +92,8 @@ struct br_model {
     br_arena memory; /* packed weights and work buffers, in the device's */
 };
 
+/* Bytes of the weights and of the work buffers (model_bind.c). */
+void model_measure(br_model *model, const br_model_options *options, br_model_sizes *out);
 /* Fills everything but the sizes known from the config; runs twice, measuring and real (model_bind.c). */
 br_status model_bind(br_model *model, const br_model_options *options);
 

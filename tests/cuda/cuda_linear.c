@@ -328,6 +328,21 @@ static int64_t launches(const twin *t, const char *name) {
     return bi_cuda_launch_count(&t->backend[TWIN_CUDA], name);
 }
 
+/* On the library that the table was made with none of its configurations may be refused. */
+START_TEST(table_is_taken) {
+    const bi_limits limits = {.n_row = 256, .d_in = 1100, .d_out = 700};
+    char note[BI_CUDA_NOTE_BYTES];
+    twin t;
+    twin_open(&t, &limits, MIB);
+    bi_cuda_note(&t.backend[TWIN_ORACLE], note);
+    ck_assert_str_eq(note, "");
+    bi_cuda_note(&t.backend[TWIN_CUDA], note);
+    ck_assert_msg(strncmp(note, "cuBLASLt version ", 17) == 0, "%s", note);
+    ck_assert_msg(strstr(note, "\nwarning: ") || strstr(note, " taken, 0 refused"), "%s", note);
+    twin_close(&t);
+}
+END_TEST
+
 /* Which kernels run, and that a recorded step gives the same bits, also where its plan is made while it is recorded. */
 START_TEST(launches_and_recorded_steps) {
     static const struct {
@@ -458,6 +473,7 @@ Suite *cuda_linear_suite(void) {
     tcase_add_test(tcase, launches_and_recorded_steps);
     tcase_add_test(tcase, packing_with_strides);
     tcase_add_test(tcase, refusals_are_the_oracles);
+    tcase_add_test(tcase, table_is_taken);
     suite_add_tcase(suite, tcase);
     return suite;
 }
