@@ -87,7 +87,7 @@ static int serve(fake_death death) {
 }
 
 static br_status greet(tb_trainer **tr) {
-    const tb_trainer_options o = {.me = rig_hello(TB_TRAINER), .beat_ms = 100, .dead_ms = RIG_DEAD_MS, .wait_ms = 3000};
+    const tb_trainer_options o = {.me = rig_hello(TB_TRAINER), .beat_ms = 100, .dead_ms = RIG_DEAD_MS, .wait_ms = 20000};
     tb_transport *t;
     BR_TRY(tb_mpi_open(WORKER, &t));
     return tb_trainer_open(t, &o, tr);

@@ -43,10 +43,10 @@ class Arms(unittest.TestCase):
         engine = types.SimpleNamespace(swap_base=lambda number, tensors: swapped.update(tensors))
         arm = arms.Merged(engine, types.SimpleNamespace(lora=types.SimpleNamespace(s=2.0)), base)
         names = {"base_model.model.m.lora_A.weight": a, "base_model.model.m.lora_B.weight": b}
-        self.assertEqual(arm.sync(1, names, 0, None), 2 * w.nbytes)
+        self.assertEqual(arm.sync(1, names, 0), 2 * w.nbytes)
         self.assertTrue(torch.equal(swapped["m.weight"], (w.float() + 2.0 * (b.float() @ a.float())).bfloat16()))
         self.assertIs(swapped["other"], w)
-        arm.sync(2, {**names, "base_model.model.m.lora_B.weight": b * 0}, 0, None)
+        arm.sync(2, {**names, "base_model.model.m.lora_B.weight": b * 0}, 0)
         self.assertTrue(torch.equal(swapped["m.weight"], w))
 
     def test_experts_in_bf16(self):
