@@ -1,7 +1,10 @@
 /* The verb `bench`: a dry run of every row on the oracle, the table, the peer's protocol, and that wrong bits are caught. The
  * command runs as a process; what it cannot show, a wrong op, is put into the measuring functions themselves. */
 #include "checkpoint.h"
+#include "config_json.h"
 #include "draw.h"
+#include "init_presets.h"
+#include "job_bench_floor.h"
 #include "job_bench_price.h"
 #include "step_rows.h"
 #include "test_support.h"
@@ -224,6 +227,27 @@ START_TEST(geomean) {
 }
 END_TEST
 
+/* Floors of decode steps of slice-full, in microseconds at a copy bandwidth of 4.30 TB/s and 790 TFLOP/s, worked out apart from
+ * this code, from the sizes of K3.1's tensors. */
+static const struct {
+    int32_t n, context, with_lora;
+    double us;
+} floors[] = {
+    {1, 32768, 0, 1901.900},   {8, 32768, 0, 3679.271},   {64, 32768, 0, 12326.869},  {256, 32768, 0, 19502.225},
+    {1, 32768, 1, 1927.964},   {8, 32768, 1, 3829.301},   {64, 32768, 1, 13062.874},  {256, 32768, 1, 20566.625},
+    {1, 131072, 1, 1930.982},  {8, 131072, 1, 3853.443},  {64, 131072, 1, 13256.007}, {256, 131072, 1, 21339.157},
+};
+
+START_TEST(decode_floors) {
+    const bench b = {.copy_rate = 4.30e12, .mma_rate = 790e12};
+    const init_preset *preset = init_preset_find("slice-full");
+    br_config c;
+    CHECK_OK(br_config_parse(preset->name, preset->config_json, strlen(preset->config_json), &c));
+    const double us = bench_floor_decode(&b, &c, floors[_i].n, floors[_i].context, floors[_i].with_lora);
+    ck_assert_double_eq_tol(us, floors[_i].us, 1e-3 * floors[_i].us);
+}
+END_TEST
+
 /* Marks of the host device, and those that no device has. */
 START_TEST(marks) {
     br_device *device;
@@ -437,6 +461,7 @@ Suite *test_bench_suite(void) {
     tcase_add_test(tcase, peer_ends);
     tcase_add_test(tcase, wrong_bits);
     tcase_add_test(tcase, geomean);
+    tcase_add_loop_test(tcase, decode_floors, 0, sizeof floors / sizeof floors[0]);
     tcase_add_test(tcase, marks);
     tcase_add_loop_test(tcase, ops_of_a_step, 0, 3);
     tcase_add_test(tcase, price_of_a_step);
