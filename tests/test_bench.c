@@ -218,6 +218,34 @@ START_TEST(wrong_bits) {
 }
 END_TEST
 
+/* A product that beats the ceiling is told and counted, at full sizes; one that does not is not. */
+START_TEST(beaten_ceiling) {
+    static const bench_shape full = {.name = "full", .prefill = 8, .dense_divisor = 1};
+    const fake_args args = {(int32_t[8]){0}, 8, 0};
+    bench_row row = {.name = "product", .op = run_fake, .args = &args, .args_bytes = sizeof args, .n_variant = 1, .n_row = 8, .flops = 1e12};
+    bench_over over = {0};
+    bench_result result;
+    bench b;
+    open_rig(&b);
+    b.over = &over;
+    b.mma_rate = 1e12;
+    CHECK_OK(bench_measure(&b, &row, &result)); /* a small shape */
+    ck_assert_int_eq(over.n, 0);
+    b.shape = &full;
+    CHECK_OK(bench_measure(&b, &row, &result));
+    ck_assert_int_eq(over.n, 1);
+    ck_assert_str_eq(over.name, "product");
+    ck_assert_double_eq_tol(over.rate, 1e18 / result.us, 1e-9 * over.rate);
+    row.unit = BENCH_FP32;
+    CHECK_OK(bench_measure(&b, &row, &result));
+    row.unit = BENCH_MMA;
+    row.flops = 1;
+    CHECK_OK(bench_measure(&b, &row, &result));
+    ck_assert_int_eq(over.n, 1);
+    close_rig(&b);
+}
+END_TEST
+
 START_TEST(geomean) {
     const double same[] = {3, 3, 3}, pair[] = {0.5, 8}, many[] = {1e-300, 1e300, 4, 0.25};
     ck_assert_double_eq_tol(bench_geomean(same, 3), 3, 1e-12);
@@ -460,6 +488,7 @@ Suite *test_bench_suite(void) {
     tcase_add_loop_test(tcase, refusals, 0, sizeof refused / sizeof refused[0]);
     tcase_add_test(tcase, peer_ends);
     tcase_add_test(tcase, wrong_bits);
+    tcase_add_test(tcase, beaten_ceiling);
     tcase_add_test(tcase, geomean);
     tcase_add_loop_test(tcase, decode_floors, 0, sizeof floors / sizeof floors[0]);
     tcase_add_test(tcase, marks);
