@@ -51,6 +51,18 @@ static void field(const char *line, int i, char text[128]) {
     snprintf(text, 128, "%.*s", (int)strcspn(line, ",\n"), line);
 }
 
+/* Field i of the row of that name. */
+static void row_field(const char *table, const char *name, int i, char text[128]) {
+    for (const char *line = table; *line; line += strcspn(line, "\n") + 1) {
+        field(line, 3, text);
+        if (strcmp(text, name) != 0)
+            continue;
+        field(line, i, text);
+        return;
+    }
+    ck_abort_msg("no row %s", name);
+}
+
 static int lines_of(const char *text) {
     int n = 0;
     for (; *text; text++)
@@ -76,6 +88,9 @@ START_TEST(dry_run) {
     }
     ck_assert_int_gt(n_part, 3 * 25);
     ck_assert_int_eq(lines_of(table), 1 + n_row + n_part + 2 + 2); /* two ceilings, two means */
+    row_field(table, "index.decode.64x128k", 13, row);
+    row_field(table, "topk.alone.64x128k", 13, text);
+    ck_assert_str_eq(text, row); /* from the same scores the same choice */
     for (const char *line = table + strlen(header); *line; line += strcspn(line, "\n") + 1) {
         field(line, 1, text);
         ck_assert_str_eq(text, "abc");
@@ -435,15 +450,8 @@ END_TEST
 
 static double field_number(const char *table, const char *name, int i) {
     char text[128];
-    for (const char *line = table; *line; line += strcspn(line, "\n") + 1) {
-        field(line, 3, text);
-        if (strcmp(text, name) != 0)
-            continue;
-        field(line, i, text);
-        return strtod(text, NULL);
-    }
-    ck_abort_msg("no row %s", name);
-    return 0;
+    row_field(table, name, i, text);
+    return strtod(text, NULL);
 }
 
 /* The price is the step's time over the sum of calls, of which the faster counts: here the peer's 0.001 us, where it is asked. */
