@@ -19,7 +19,7 @@ enum {
     BENCH_WEIGHT_SHIFT = 6,    /* weights are 2^-6 as large as activations */
     BENCH_BLOCK_MAX = 64,      /* device blocks of one row */
     BENCH_VARIANT_MAX = 64,    /* operand sets that a row goes through in turn */
-    BENCH_OUTPUT_MAX = 4,
+    BENCH_OUTPUT_MAX = BI_LINEAR_GROUP_MAX,
     BENCH_LORA_RANK = 32,
     BENCH_NAME_BYTES = 160,
 };
@@ -105,6 +105,8 @@ typedef struct bench_row {
     const void *twin;       /* the call at another launch shape whose first rows are the same; NULL: none */
     bench_output output[BENCH_OUTPUT_MAX];
     int32_t n_output;
+    bench_op read;          /* fills the outputs after the call: the op that reads what the row's stores; NULL: the call does */
+    const void *read_args;
     int32_t n_row;          /* rows whose fault words must stay 0 */
     double bytes, flops;    /* of the floor; 0, 0: none */
     double floor_us;        /* a floor that is known already */

@@ -67,6 +67,8 @@ static br_status check_bits(bench *b, const bench_row *row, bench_result *result
     BR_TRY(br_mem_alloc((void **)&chunk, CHUNK_BYTES, "outputs"));
     br_hash_begin(&stream);
     BR_TRY_GOTO(call(b, row, 0), exit);
+    if (row->read)
+        BR_TRY_GOTO(row->read(b, row->read_args), exit);
     BR_TRY_GOTO(br_device_wait(b->device), exit);
     for (int32_t i = 0; i < row->n_output; i++) {
         if (!row->output[i].hashed)
