@@ -91,6 +91,9 @@ START_TEST(dry_run) {
     row_field(table, "index.decode.64x128k", 13, row);
     row_field(table, "topk.alone.64x128k", 13, text);
     ck_assert_str_eq(text, row); /* from the same scores the same choice */
+    row_field(table, "slice.decode.b1", 13, row);
+    row_field(table, "slice.decode.b256.mixed", 13, text);
+    ck_assert_str_eq(text, row); /* the first sequence has no adapter, whatever its neighbours have */
     for (const char *line = table + strlen(header); *line; line += strcspn(line, "\n") + 1) {
         field(line, 1, text);
         ck_assert_str_eq(text, "abc");
@@ -273,12 +276,14 @@ END_TEST
 /* Floors of decode steps of slice-full, in microseconds at a copy bandwidth of 4.30 TB/s and 790 TFLOP/s, worked out apart from
  * this code, from the sizes of K3.1's tensors. */
 static const struct {
-    int32_t n, context, with_lora;
+    int32_t n, context, n_lora, lora_rows[2];
     double us;
 } floors[] = {
-    {1, 32768, 0, 1901.900},   {8, 32768, 0, 3679.271},   {64, 32768, 0, 12326.869},  {256, 32768, 0, 19502.225},
-    {1, 32768, 1, 1927.964},   {8, 32768, 1, 3829.301},   {64, 32768, 1, 13062.874},  {256, 32768, 1, 20566.625},
-    {1, 131072, 1, 1930.982},  {8, 131072, 1, 3853.443},  {64, 131072, 1, 13256.007}, {256, 131072, 1, 21339.157},
+    {1, 32768, 0, {0}, 1901.900},       {8, 32768, 0, {0}, 3679.271},        {64, 32768, 0, {0}, 12326.869},
+    {256, 32768, 0, {0}, 19502.225},    {1, 32768, 1, {1}, 1927.964},        {8, 32768, 1, {8}, 3829.301},
+    {64, 32768, 1, {64}, 13062.874},    {256, 32768, 1, {256}, 20566.625},   {1, 131072, 1, {1}, 1930.982},
+    {8, 131072, 1, {8}, 3853.443},      {64, 131072, 1, {64}, 13256.007},    {256, 131072, 1, {256}, 21339.157},
+    {8, 32768, 2, {3, 2}, 3787.108},    {64, 32768, 2, {21, 21}, 13012.080}, {256, 32768, 2, {85, 85}, 21186.062},
 };
 
 START_TEST(decode_floors) {
@@ -286,7 +291,7 @@ START_TEST(decode_floors) {
     const init_preset *preset = init_preset_find("slice-full");
     br_config c;
     CHECK_OK(br_config_parse(preset->name, preset->config_json, strlen(preset->config_json), &c));
-    const double us = bench_floor_decode(&b, &c, floors[_i].n, floors[_i].context, floors[_i].with_lora);
+    const double us = bench_floor_decode(&b, &c, floors[_i].n, floors[_i].context, floors[_i].lora_rows, floors[_i].n_lora);
     ck_assert_double_eq_tol(us, floors[_i].us, 1e-3 * floors[_i].us);
 }
 END_TEST
