@@ -130,6 +130,8 @@ static br_status check_select(const bi_limits *limits, const bi_index_select_arg
                        a->topk, a->n_head, a->d, limits->index_n_head, limits->index_d_head);
     if (a->batch->n_row && a->batch->pos_max >= limits->n_pos)
         return br_fail(BR_E_SHAPE, "index_select: positions up to %d: expected at most %d", a->batch->pos_max, limits->n_pos - 1);
+    if (a->scored && !a->score)
+        return br_fail(BR_E_SHAPE, "index_select: scores that are there already: expected where they are");
     if (a->batch->n_row && a->score && a->batch->pos_max >= a->score_ld)
         return br_fail(BR_E_SHAPE, "index_select: positions up to %d with room for %lld scores: expected at least %d", a->batch->pos_max,
                        (long long)a->score_ld, a->batch->pos_max + 1);
@@ -189,11 +191,13 @@ static br_status score_rows(bi_ctx *ctx, const bi_batch *batch, const index_rows
 static br_status select_rows(bi_ctx *ctx, const bi_index_select_args *a, const index_rows *rows, uint32_t *count) {
     index_rows r = *rows;
     const score_cut cut = cut_of(ctx, a->batch, &r);
-    const int scored = r.all || a->batch->pos_max >= r.topk;
-    r.count = r.swizzled && cut.n_row_max == 1 && scored ? count : NULL;
-    bi_cuda_launch(ctx, index_query, (unsigned)r.n_row, QUERY_THREADS, 0, r, *a);
-    BR_TRY(bi_cuda_launched(ctx, BI_K_index_query, "index_select"));
-    if (scored)
+    const int scores = !a->scored && (r.all || a->batch->pos_max >= r.topk);
+    r.count = r.swizzled && cut.n_row_max == 1 && scores ? count : NULL;
+    if (!a->scored) {
+        bi_cuda_launch(ctx, index_query, (unsigned)r.n_row, QUERY_THREADS, 0, r, *a);
+        BR_TRY(bi_cuda_launched(ctx, BI_K_index_query, "index_select"));
+    }
+    if (scores)
         BR_TRY(score_rows(ctx, a->batch, &r, &cut));
     cudaFuncSetAttribute(index_topk, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(topk_shared));
     bi_cuda_launch(ctx, index_topk, (unsigned)(r.n_row * TOPK_BLOCKS), TOPK_THREADS, sizeof(topk_shared), r, a->select, a->n_select);
@@ -216,7 +220,8 @@ br_status bi_cuda_index_select(bi_ctx *ctx, const bi_index_select_args *a) {
     r.swizzled = wide_kernel(&r) != NULL;
     r.query = (unsigned char *)bi_carve(&carver, n_fit * (size_t)r.query_bytes);
     r.weight = (float *)bi_carve(&carver, n_fit * (size_t)r.n_tile * 8 * sizeof *r.weight);
-    r.bad = (int32_t *)bi_carve(&carver, n_fit * sizeof *r.bad);
+    int32_t *bad = (int32_t *)bi_carve(&carver, n_fit * sizeof *r.bad);
+    r.bad = a->scored ? NULL : bad;
     uint32_t *count = (uint32_t *)bi_carve(&carver, n_fit * INDEX_BINS * sizeof *count);
     float *score = a->score ? NULL : (float *)bi_carve(&carver, n_fit * (size_t)r.score_ld * sizeof *score);
     for (r.row0 = 0; r.row0 < batch->n_row; r.row0 += (int32_t)n_fit) {

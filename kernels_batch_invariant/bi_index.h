@@ -6,7 +6,8 @@
  *   bf16 before quantisation; w (n_row, n_head) f32, the bare chain; c = RN((n_head*d)^-1/2). n_head a multiple of 4.
  *   select (n_row, topk), n_select (n_row); score NULL or (n_row, score_ld) f32, the scores of all visible positions:
  *   tests hold their bits, since a choice alone shows a wrong score only where it crosses another. Fault: an
- *   element of q or w is not finite (the row then selects its first positions). */
+ *   element of q or w is not finite (the row then selects its first positions).
+ *   scored 1: score holds the scores already, and only the selection runs; q and w are not read, no fault is found. */
 #ifndef BI_INDEX_H
 #define BI_INDEX_H
 #include "bi_types.h"
@@ -28,5 +29,6 @@ typedef struct bi_index_select_args {
     float *score;
     int64_t score_ld;
     bi_fault fault;
+    int32_t scored;
 } bi_index_select_args;
 #endif

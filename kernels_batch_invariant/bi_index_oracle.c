@@ -206,8 +206,10 @@ static void select_job(void *context, int t, int thread) {
     work w;
     br_arena arena = bi_thread_arena(call->ctx, thread);
     carve(&w, &arena, a->n_head, a->d, visible);
-    int finite = pack_query(a, &w, t), everything = visible <= a->topk;
-    if (!finite) {
+    int finite = a->scored || pack_query(a, &w, t), everything = visible <= a->topk;
+    if (a->scored) {
+        memcpy(w.score, a->score + t * a->score_ld, sizeof *w.score * (size_t)visible);
+    } else if (!finite) {
         bi_fault_check(&a->fault, t, INFINITY);
         memset(w.score, 0, sizeof *w.score * (size_t)visible); /* ties everywhere: the first positions win */
     } else if (!everything || a->score) {
@@ -220,7 +222,7 @@ static void select_job(void *context, int t, int thread) {
     else
         bi_order_topk(w.score, visible, a->topk, select);
     a->n_select[t] = everything ? visible : a->topk;
-    if (a->score)
+    if (a->score && !a->scored)
         memcpy(a->score + t * a->score_ld, w.score, sizeof *w.score * (size_t)visible);
 }
 
@@ -230,6 +232,8 @@ static br_status check_select(const bi_limits *limits, const bi_index_select_arg
         return br_fail(BR_E_SHAPE,
                        "index_select: the best %d by %d heads of %d: expected at least 1, a multiple of 4 up to %d, 1 to %d",
                        a->topk, a->n_head, a->d, limits->index_n_head, limits->index_d_head);
+    if (a->scored && !a->score)
+        return br_fail(BR_E_SHAPE, "index_select: scores that are there already: expected where they are");
     for (int32_t t = 0; t < a->batch->n_row; t++) {
         const bi_seg *seg = &a->batch->seg[a->batch->row_seg[t]];
         int32_t position = seg->pos + t - seg->row;

@@ -53,7 +53,7 @@ typedef struct index_rows {
     int32_t query_bytes;                              /* of a row's packed query */
     unsigned char *query;                             /* (n_row) of (8 * n_tile, d_pad) bf16, packed */
     float *weight;                                    /* (n_row, 8 * n_tile) */
-    int32_t *bad;                                     /* (n_row) an element of q or w is not finite */
+    int32_t *bad;                                     /* (n_row) an element of q or w is not finite; NULL: of no row */
     float *score;                                     /* (n_row, score_ld) */
     int64_t score_ld;
     uint32_t *count;                                  /* (n_row, INDEX_BINS) of the first digit; NULL: the selection counts it itself */

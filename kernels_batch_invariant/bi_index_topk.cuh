@@ -245,7 +245,7 @@ static __global__ void __cluster_dims__(TOPK_BLOCKS, 1, 1) __launch_bounds__(TOP
     int32_t *out = select + (int64_t)row * r.topk;
     if (rank == 0 && tid == 0)
         n_select[row] = n_out;
-    if (n <= r.topk || r.bad[t]) { /* all of them, or ties everywhere */
+    if (n <= r.topk || (r.bad && r.bad[t])) { /* all of them, or ties everywhere */
         for (int32_t i = (int32_t)rank * TOPK_THREADS + tid; i < n_out; i += TOPK_BLOCKS * TOPK_THREADS)
             out[i] = i;
         return;

@@ -111,7 +111,8 @@ static void index_oracle(op_rig *rig, const golden_case *c, const index_out *out
                               out->n_select,
                               out->score,
                               n_pos,
-                              {out->fault_q, GOLDEN_FAULT}};
+                              {out->fault_q, GOLDEN_FAULT},
+                              0};
     CHECK_OK(rig->backend.op->index_select(rig->backend.ctx, &a));
     cache_rig_close(&cache);
 }

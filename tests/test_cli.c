@@ -311,6 +311,8 @@ START_TEST(summary_and_json) {
     expect_match(json_string_value(json_object_get(object, "contract_digest")), "^" HEX "$");
     if (strcmp(verb[_i].name, "parity") == 0)
         expect_keys(object, comparison, sizeof comparison / sizeof comparison[0]);
+    if (strcmp(verb[_i].name, "generate") == 0) /* few and short: all run at once */
+        ck_assert_int_eq(json_integer_value(json_object_get(object, "peak_seqs")), json_integer_value(json_object_get(object, "n_seq")));
     if (strcmp(verb[_i].name, "score") == 0) {
         const double forward = json_number_value(json_object_get(object, "forward_seconds"));
         ck_assert(forward > 0 && forward <= json_number_value(json_object_get(object, "seconds")));

@@ -62,6 +62,26 @@ static index_out new_out(void) {
     return out;
 }
 
+/* From the scores alone the same choice, and the scores stay as they are. */
+static void select_again(const op_rig *rig, const bi_index_select_args *done) {
+    const size_t used = row_case_arena.used;
+    const int32_t n = done->batch->n_row;
+    bi_index_select_args a = *done;
+    float *before = ROW_CASE_ARRAY(float, n * a.score_ld);
+    memcpy(before, a.score, sizeof *before * (size_t)(n * a.score_ld));
+    a.scored = 1;
+    a.q = NULL;
+    a.w = NULL;
+    a.select = ROW_CASE_ARRAY(int32_t, n * a.topk);
+    a.n_select = ROW_CASE_ARRAY(int32_t, n);
+    CHECK_OK(rig->backend.op->index_select(rig->backend.ctx, &a));
+    ck_assert(!memcmp(a.n_select, done->n_select, sizeof *a.n_select * (size_t)n));
+    for (int32_t t = 0; t < n; t++)
+        ck_assert(!memcmp(a.select + t * a.topk, done->select + t * a.topk, sizeof *a.select * (size_t)a.n_select[t]));
+    ck_assert(!memcmp(before, a.score, sizeof *before * (size_t)(n * a.score_ld)));
+    row_case_arena.used = used;
+}
+
 /* One step: the batch's rows, gathered from the inputs, and back. */
 static void step(const op_rig *rig, const bi_batch *batch, const bi_cache *cache, int no_score, index_out *out) {
     size_t used = row_case_arena.used;
@@ -82,9 +102,11 @@ static void step(const op_rig *rig, const bi_batch *batch, const bi_cache *cache
     }
     bi_index_store_args store = {batch, d, k, *cache, {fault_k, CODE}};
     bi_index_select_args args = {batch,    n_head, d, topk, q, w, now.constant, *cache, select, n_select,
-                                 no_score ? NULL : score, score_ld, {fault_q, CODE + 1}};
+                                 no_score ? NULL : score, score_ld, {fault_q, CODE + 1}, 0};
     CHECK_OK(rig->backend.op->index_store(rig->backend.ctx, &store));
     CHECK_OK(rig->backend.op->index_select(rig->backend.ctx, &args));
+    if (!no_score)
+        select_again(rig, &args);
     for (int32_t t = 0; t < n; t++) {
         const bi_seg *seg = &batch->seg[batch->row_seg[t]];
         int s = seg->seq;
@@ -421,7 +443,7 @@ START_TEST(refuses_bad_shapes) {
     int32_t select[8], n_select[4];
     bi_index_store_args store = {&rows.batch, 16, k, cache.cache, {NULL, CODE}};
     const bi_index_select_args good = {&rows.batch, 8,        16,    2,  q, w, 0.1f, cache.cache, select,
-                                       n_select,    score, 64, {NULL, CODE}};
+                                       n_select,    score, 64, {NULL, CODE}, 0};
     CHECK_OK(rig.backend.op->index_store(rig.backend.ctx, &store));
     CHECK_OK(rig.backend.op->index_select(rig.backend.ctx, &good));
     bi_index_select_args a = good;
@@ -433,6 +455,7 @@ START_TEST(refuses_bad_shapes) {
     REFUSED(a.d = 0, BR_E_SHAPE);
     REFUSED(a.topk = 0, BR_E_SHAPE);
     REFUSED(a.score_ld = 3, BR_E_SHAPE);
+    REFUSED((a.scored = 1, a.score = NULL), BR_E_SHAPE);
     REFUSED(rows.seg[0].pos = 61, BR_E_SHAPE);
     rows.seg[0].pos = 0;
     REFUSED(a.cache.block_bytes -= 4, BR_E_SHAPE);

@@ -19,7 +19,6 @@ tried on one H200: within 90 s for one prompt and 75 s for 64, loading included,
 Prompts take part in both measures: where transformers runs out of memory in the prompts of a batch, their length is halved
 for both until it does not, and the row names it."""
 import argparse
-import datetime
 import json
 import os
 import random
@@ -29,7 +28,8 @@ import sys
 import tempfile
 import time
 
-HEADER = "date,commit,gpu,row,shape,us,us_min,us_max,floor_us,share,peer,peer_us,ratio,digest"
+import bench_table
+
 REPEATS = 3
 
 # ---- transformers, in the child ---------------------------------------------------------------------------------------------
@@ -147,31 +147,19 @@ def run_bitroll(arguments, folder, work, batch, n_prompt, n_new):
     return report["seconds"], report.get("logprob_digest", "")
 
 
-def write(arguments, rows):
-    exists = os.path.exists(arguments.csv) and os.path.getsize(arguments.csv) > 0 if arguments.csv else False
-    text = "".join(",".join(row) + "\n" for row in rows)
-    print(text, end="", flush=True)
-    if arguments.csv:
-        with open(arguments.csv, "a", encoding="utf-8") as file:
-            file.write(("" if exists else HEADER + "\n") + text)
-
-
 def rows_of(arguments, batch, n_prompt, ours, theirs, digest):
     """theirs: None where transformers gave no times."""
     short, long = lengths(arguments)
-    peer = f"transformers {theirs['version']} generate" if theirs else ""
     measures = [("generate", long, lambda t: t[long] / long), ("token", long - short, lambda t: (t[long] - t[short]) / (long - short))]
     for name, n_new, of in measures:
         us = 1e6 * of(ours)
-        row = [datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"), arguments.commit, theirs["gpu"] if theirs else "",
-               f"kimi_linear.{name}.b{batch}", f"{arguments.preset} bf16; {batch} prompts of {n_prompt}; {n_new} new tokens; greedy",
-               f"{us:.3f}", "", "", "", ""]
+        row = {"date": bench_table.today(), "commit": arguments.commit, "row": f"kimi_linear.{name}.b{batch}", "us": f"{us:.3f}",
+               "shape": f"{arguments.preset} bf16; {batch} prompts of {n_prompt}; {n_new} new tokens; greedy", "digest": digest}
         if theirs:
             peer_us = 1e6 * of({n: statistics.median(theirs["times"][str(n)]) for n in (short, long)})
-            row += [peer, f"{peer_us:.3f}", f"{peer_us / us:.4f}"]
-        else:
-            row += ["", "", ""]
-        yield row + [digest]
+            row |= {"gpu": theirs["gpu"], "peer": f"transformers {theirs['version']} generate", "peer_us": f"{peer_us:.3f}",
+                    "ratio": f"{peer_us / us:.4f}"}
+        yield row
 
 
 def main():
@@ -201,7 +189,7 @@ def main():
             ours, digest = {}, ""
             for n_new in lengths(arguments):
                 ours[n_new], digest = run_bitroll(arguments, folder, work, batch, n_prompt, n_new)
-            write(arguments, list(rows_of(arguments, batch, n_prompt, ours, theirs.get(batch), digest)))
+            bench_table.append(arguments.csv, rows_of(arguments, batch, n_prompt, ours, theirs.get(batch), digest))
 
 
 main()

@@ -3,7 +3,8 @@
 
 Makes a checkpoint and an adapter, scores packs of --tokens rows with the command, computes them with the trainer, and compares the digest of
 all log-probs. Then times of one pack, from tokens on the host to log-probs on the host: the trainer's median, and the command's, taken
-from two runs so that its start drops out. Ends with one line of JSON; fails when bits differ.
+from two runs so that its start drops out. Ends with one line of JSON, with --csv also a row of the table of `bitroll bench`; fails when bits
+differ.
 
     megatron_forward.py --bitroll build/bitroll --library build/libbitroll.so --backend cuda
 """
@@ -22,6 +23,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 
 import torch
 
+import bench_table
 from bitroll import abi, lora, mcore, peft
 from bitroll.ops import Ops
 from bitroll.tensors import Checkpoint
@@ -39,6 +41,8 @@ def options():
     parser.add_argument("--sequences", type=int, default=16, help="sequences of a pack, all of one length")
     parser.add_argument("--packs", type=int, default=22, help="packs of the longer run of the command")
     parser.add_argument("--repeat", type=int, default=20, help="timed forwards of the trainer")
+    parser.add_argument("--csv", help="append the row to it")
+    parser.add_argument("--commit", default="")
     return parser.parse_args()
 
 
@@ -97,6 +101,14 @@ def digest(library, texts, bits):
     return abi.text_of(library.hash(leaves))
 
 
+def row_of(o, times, peer, found):
+    own = statistics.median(times)
+    return {"date": bench_table.today(), "commit": o.commit, "gpu": torch.cuda.get_device_name(0) if o.backend == "cuda" else "host",
+            "row": f"trainer.forward.{o.preset}.{o.tokens}", "shape": f"{o.tokens} rows; {o.sequences} sequences; Megatron-Core model without gradients",
+            "us": f"{own * 1e6:.3f}", "us_min": f"{min(times) * 1e6:.3f}", "us_max": f"{max(times) * 1e6:.3f}", "peer": "bitroll score",
+            "peer_us": f"{peer * 1e6:.3f}", "ratio": f"{peer / own:.4f}", "digest": found}
+
+
 def main():
     o = options()
     if o.tokens % o.sequences:
@@ -130,6 +142,8 @@ def main():
             queued.append(time.perf_counter() - begin)
             trainer.ops.wait()
         own = statistics.median(times[WARM:])
+        if o.csv:
+            bench_table.append(o.csv, [row_of(o, times[WARM:], peer, found)])
         print(json.dumps(dict(preset=o.preset, backend=o.backend, rows=o.tokens, sequences=o.sequences, score_ms=round(peer * 1e3, 3),
                               trainer_ms=round(own * 1e3, 3), trainer_ms_min=round(min(times[WARM:]) * 1e3, 3),
                               queue_ms=round(statistics.median(queued) * 1e3, 3), ratio=round(peer / own, 4), digest=found)))

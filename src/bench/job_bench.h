@@ -19,8 +19,9 @@ enum {
     BENCH_WEIGHT_SHIFT = 6,    /* weights are 2^-6 as large as activations */
     BENCH_BLOCK_MAX = 64,      /* device blocks of one row */
     BENCH_VARIANT_MAX = 64,    /* operand sets that a row goes through in turn */
-    BENCH_OUTPUT_MAX = 4,
+    BENCH_OUTPUT_MAX = BI_LINEAR_GROUP_MAX,
     BENCH_LORA_RANK = 32,
+    BENCH_NAME_BYTES = 160,
 };
 
 /* The widths of K3.1 at full scale; at `tiny` small ones, for a dry run of the same code. */
@@ -39,10 +40,17 @@ typedef struct bench_shape {
 
 /* A measured row, microseconds; 0: not measured. */
 typedef struct bench_result {
-    double us, us_min, us_max, floor_us, peer_us;
+    double us, us_min, us_max, floor_us, peer_us, peer_us_min;
     br_digest digest;
     int has_digest;
 } bench_result;
+
+/* Products that were faster than the bf16 ceiling of the run: then the ceiling is too low, and floors and shares are too. */
+typedef struct bench_over {
+    int32_t n;
+    double rate; /* of the fastest, operations a second */
+    char name[BENCH_NAME_BYTES];
+} bench_over;
 
 /* The steps of a slice that are measured whole. */
 typedef enum bench_step { BENCH_DECODE_1, BENCH_DECODE_8, BENCH_DECODE_64, BENCH_DECODE_256, BENCH_SCORE, BENCH_STEP_COUNT } bench_step;
@@ -66,6 +74,7 @@ typedef struct bench {
     int n_block;
     uint32_t *fault;        /* (prefill) words of the row at hand, device memory */
     double copy_rate, mma_rate; /* bytes and operations a second, measured in this run; 0 before */
+    bench_over *over;           /* NULL: nobody asks */
     bench_result step[BENCH_STEP_COUNT]; /* without an adapter; us 0: not measured */
     char failure[256];      /* of the first row that failed */
 } bench;
@@ -96,10 +105,13 @@ typedef struct bench_row {
     const void *twin;       /* the call at another launch shape whose first rows are the same; NULL: none */
     bench_output output[BENCH_OUTPUT_MAX];
     int32_t n_output;
+    bench_op read;          /* fills the outputs after the call: the op that reads what the row's stores; NULL: the call does */
+    const void *read_args;
     int32_t n_row;          /* rows whose fault words must stay 0 */
     double bytes, flops;    /* of the floor; 0, 0: none */
     double floor_us;        /* a floor that is known already */
     int is_plain;           /* called, not recorded: a recorded copy goes to the slower copy engine */
+    int is_ceiling;         /* more and shorter blocks, the least of which counts */
     bench_unit unit;
     const char *peer_name, *request; /* NULL: no peer does this */
 } bench_row;
@@ -176,7 +188,8 @@ br_status bench_head_score(bench *b, const char *name, int32_t n_row, bench_resu
 
 /* ---- the families ---- */
 
-br_status bench_ceilings(bench *b); /* fills copy_rate and mma_rate */
+/* Fills copy_rate and mma_rate: from the least time that ours or the peer's took, so that no share is flattered by clocks that fell. */
+br_status bench_ceilings(bench *b);
 br_status bench_dense(bench *b);
 br_status bench_head(bench *b);
 br_status bench_kda(bench *b);

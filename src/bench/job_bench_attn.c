@@ -32,15 +32,37 @@ static bench_output ints_of(const void *all, size_t n, const void *twin, size_t 
 }
 
 /* How an index row is laid out: n_seq sequences of n_step new tokens each from position pos on. shared: all sequences have the pages
- * of the first, so that keys come from the L2 and little but the selection is left. */
+ * of the first, so that keys come from the L2 and little but the selection is left. alone: scores are made before, and only the
+ * selection is timed. */
 typedef struct select_shape {
-    int32_t n_seq, n_step, pos, n_head, d, shared;
+    int32_t n_seq, n_step, pos, n_head, d, shared, alone;
 } select_shape;
 
-/* The best topk of the positions that each row sees. The twin is the first row alone. */
+/* Calls that only select, each from scores of its own; what the op that makes them chooses lands elsewhere. */
+static br_status lay_out_scored(bench *b, const bi_index_select_args *whole, int32_t n_row, int32_t n_set, bi_index_select_args *args) {
+    const int64_t n_pos = (int64_t)whole->batch->pos_max + 1;
+    bi_index_select_args scored = *whole;
+    void *score = NULL;
+    BR_TRY(bench_take(b, sizeof(float) * (size_t)n_set * (size_t)n_row * (size_t)n_pos, "scores", &score));
+    BR_TRY(take_choice(b, n_row, whole->topk, &scored));
+    scored.score_ld = n_pos;
+    for (int32_t i = 0; i < n_set; i++) {
+        scored.score = (float *)score + i * n_row * n_pos;
+        BR_TRY(b->backend.op->index_select(b->backend.ctx, &scored));
+        args[i] = scored;
+        args[i].scored = 1;
+        args[i].select = whole->select;
+        args[i].n_select = whole->n_select;
+    }
+    return br_device_wait(b->device);
+}
+
+/* The best topk of the positions that each row sees. The twin is the first row alone, by the whole op. */
 static br_status measure_select(bench *b, bench_row *row, const select_shape *s, bench_result *result) {
     const int32_t n_row = s->n_seq * s->n_step, n_pos = s->pos + s->n_step, topk = b->shape->topk;
-    bi_index_select_args args = {.n_head = s->n_head, .d = s->d, .topk = topk, .c = bi_const_index_c(s->n_head, s->d), .fault = bench_fault(b)}, twin;
+    const int32_t n_set = s->alone ? bench_least(bench_variants(b, 4.0 * n_row * n_pos), 16) : 1;
+    bi_index_select_args set[BENCH_VARIANT_MAX], twin;
+    bi_index_select_args args = {.n_head = s->n_head, .d = s->d, .topk = topk, .c = bi_const_index_c(s->n_head, s->d), .fault = bench_fault(b)};
     bi_batch batch, twin_batch;
     BR_TRY(bench_batch(b, s->n_seq, s->n_step, 0, s->pos, &batch));
     BR_TRY(bench_batch(b, 1, 1, 0, s->pos, &twin_batch));
@@ -53,10 +75,13 @@ static br_status measure_select(bench *b, bench_row *row, const select_shape *s,
     twin = args;
     twin.batch = &twin_batch;
     BR_TRY(take_choice(b, 1, topk, &twin));
+    set[0] = args;
+    if (s->alone)
+        BR_TRY(lay_out_scored(b, &args, n_row, n_set, set));
     row->op = run_select;
-    row->args = &args;
-    row->args_bytes = sizeof args;
-    row->n_variant = 1;
+    row->args = set;
+    row->args_bytes = sizeof set[0];
+    row->n_variant = n_set;
     row->twin = &twin;
     row->n_row = n_row;
     row->n_output = 2;
@@ -83,7 +108,23 @@ br_status bench_index_select(bench *b, const char *name, int32_t n_seq, int32_t 
     return measure_select(b, &row, &shape, result);
 }
 
-/* No op selects alone: this is the whole op, with the smallest scores that the indexer makes, beside a peer that selects only. */
+/* The selection alone, from scores that lie in memory, as its peer takes them. In the whole op it starts from counts that the scoring left,
+ * which it makes itself here. */
+static br_status measure_topk_alone(bench *b, const char *name) {
+    const bench_shape *s = b->shape;
+    const select_shape shape = {
+        .n_seq = bench_batch_size(b, 64), .n_step = 1, .pos = s->n_pos - 1, .n_head = s->index_n_head, .d = s->index_d, .alone = 1,
+    };
+    char request[64];
+    bench_row row = {
+        .name = name, .bytes = shape.n_seq * 4 * ((double)s->n_pos + s->topk), .peer_name = "torch.topk", .request = request,
+    };
+    snprintf(row.shape, sizeof row.shape, "top %d of %d x %d given scores", s->topk, shape.n_seq, s->n_pos);
+    snprintf(request, sizeof request, "topk %d %d %d", shape.n_seq, s->n_pos, s->topk);
+    return measure_select(b, &row, &shape, NULL);
+}
+
+/* The whole op, with the smallest scores that the indexer makes, beside a peer that selects only. */
 static br_status measure_topk(bench *b, const char *name) {
     const bench_shape *s = b->shape;
     const select_shape shape = {.n_seq = bench_batch_size(b, 64), .n_step = 1, .pos = s->n_pos - 1, .n_head = 4, .d = 32, .shared = 1};
@@ -98,11 +139,13 @@ static br_status measure_topk(bench *b, const char *name) {
 }
 
 br_status bench_index(bench *b) {
-    const char *const decode = "index.decode.64x128k", *const topk = "topk.64x128k";
+    const char *const decode = "index.decode.64x128k", *const topk = "topk.64x128k", *const alone = "topk.alone.64x128k";
     if (bench_wants(b, decode))
         BR_TRY(bench_settle(b, decode, bench_index_select(b, decode, bench_batch_size(b, 64), 1, b->shape->n_pos - 1, NULL)));
     if (bench_wants(b, topk))
         BR_TRY(bench_settle(b, topk, measure_topk(b, topk)));
+    if (bench_wants(b, alone))
+        BR_TRY(bench_settle(b, alone, measure_topk_alone(b, alone)));
     return BR_OK;
 }
 

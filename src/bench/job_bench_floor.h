@@ -9,8 +9,9 @@
 #include "br_config.h"
 #include "job_bench.h"
 
-/* Microseconds; 0 where a rate is not known. Decode: n sequences at `context` tokens. Score: one sequence of n tokens. */
-double bench_floor_decode(const bench *b, const br_config *config, int32_t n, int32_t context, int with_lora);
+/* Microseconds; 0 where a rate is not known. Decode: n sequences at `context` tokens, of which lora_rows[i] use adapter i of rank 32. Score:
+ * one sequence of n tokens. */
+double bench_floor_decode(const bench *b, const br_config *config, int32_t n, int32_t context, const int32_t *lora_rows, int32_t n_lora);
 double bench_floor_score(const bench *b, const br_config *config, int32_t n, int with_lora);
 
 #endif

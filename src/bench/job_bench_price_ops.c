@@ -96,8 +96,10 @@ RUN(linear)
 RUN(kda_gate)
 RUN(kda_norm)
 RUN(latent_store)
+RUN(attn)
 RUN(attn_gate)
 RUN(index_store)
+RUN(index_select)
 RUN(route)
 RUN(combine)
 RUN(glu)
@@ -125,7 +127,7 @@ static br_status measure_norm(place *p) {
     BR_TRY(make_f32(b, p->d, 0.5f, 1.5f, &a.w));
     if (!is_rms)
         BR_TRY(make_f32(b, p->d, -0.1f, 0.1f, &a.b));
-    BR_TRY(bench_take(b, sizeof *a.y * (size_t)p->n_row * (size_t)ld, "outputs", (void **)&a.y)); /* rows may have gaps: no digest */
+    BR_TRY(take_output(b, p->row, (int64_t)p->n_row * ld, sizeof *a.y, &a.y)); /* gaps between rows stay 0 */
     PEER(p, is_rms ? "torch rms_norm" : "torch layer_norm", "%s %d %d", is_rms ? "rms_norm" : "layer_norm", p->n_row, p->d);
     return measure(p, is_rms ? run_rmsnorm : run_layernorm, &a, sizeof a, 1);
 }
@@ -140,7 +142,7 @@ static br_status run_group(bench *b, const void *args) {
     return b->backend.op->linear_group(b->backend.ctx, g->map, g->n);
 }
 
-/* Map i of the op in each set; maps of a group share their input. */
+/* Map i of the op in each set; maps of a group share their input, and the sets one output. */
 static br_status lay_out_map(place *p, int32_t i, const bi_bf16 *x, int32_t n_set, group *set) {
     bench *b = p->b;
     const price_op *op = p->op;
@@ -149,7 +151,7 @@ static br_status lay_out_map(place *p, int32_t i, const bi_bf16 *x, int32_t n_se
     bi_mat w;
     void *y = NULL;
     BR_TRY(make_mat(b, n_out, p->d, n_head * n_set, &w));
-    BR_TRY(bench_take(b, (f32 ? sizeof(float) : sizeof(bi_bf16)) * (size_t)p->n_row * (size_t)n_head * (size_t)n_out, "outputs", &y));
+    BR_TRY(take_output(b, p->row, (int64_t)p->n_row * n_head * n_out, f32 ? sizeof(float) : sizeof(bi_bf16), &y));
     for (int32_t k = 0; k < n_set; k++) {
         set[k].map[i] = (bi_linear_args){
             .n_row = p->n_row, .n_head = n_head, .x = x, .x_ld = (int64_t)n_head * p->d, .x_head_ld = p->d, .w = w, .y = y,
@@ -182,6 +184,26 @@ static br_status measure_linear(place *p) {
 
 static br_status make_batch(place *p, bi_batch *batch) {
     return bench_batch(p->b, p->step->n_seq, p->step->n_tok, 0, p->step->pos, batch);
+}
+
+/* Of each row position 0 and its own; the one of a row at 0. */
+static br_status first_and_own(place *p, const int32_t **select, const int32_t **n_select) {
+    const int32_t n = p->n_row;
+    void *select_at = NULL, *n_select_at = NULL;
+    int32_t *host;
+    BR_TRY(br_mem_alloc((void **)&host, sizeof *host * 3 * (size_t)n, "positions"));
+    for (int32_t t = 0; t < n; t++) {
+        const int32_t own = p->step->pos + t % p->step->n_tok;
+        host[2 * t + 1] = own; /* the other is 0 */
+        host[2 * n + t] = own > 0 ? 2 : 1;
+    }
+    br_status status = bench_upload(p->b, host, sizeof *host * 2 * (size_t)n, "positions", &select_at);
+    if (status == BR_OK)
+        status = bench_upload(p->b, host + 2 * n, sizeof *host * (size_t)n, "counts", &n_select_at);
+    br_mem_free(host);
+    *select = select_at;
+    *n_select = n_select_at;
+    return status;
 }
 
 typedef struct conv_group {
@@ -243,23 +265,52 @@ static br_status measure_kda_norm(place *p) {
     return measure(p, run_kda_norm, &a, sizeof a, 1);
 }
 
-static br_status measure_store(place *p) {
+/* A block's layout is the backend's own: the digest is that of what attention reads from the stored rows. A row looks at position 0, which
+ * may be empty, and at its own, so that both parts of the stored row count: one in the score, one in the sum. */
+static br_status measure_latent_store(place *p) {
+    enum { LOOKS = 2 };
     bench *b = p->b;
-    const bi_ops *op = b->backend.op;
-    const int is_index = p->op->kind == PRICE_INDEX_STORE;
-    const size_t block_bytes = is_index ? op->index_block_bytes(p->d) : op->latent_block_bytes(p->d);
-    const bi_bf16 *x;
+    const br_config *c = p->c;
+    const int64_t width = (int64_t)c->n_head * c->d_kv_latent;
     bi_batch batch;
-    bi_cache cache;
+    bi_latent_store_args a = {.batch = &batch, .d_latent = p->d, .x_ld = p->d};
+    bi_attn_args look = {.batch = &batch, .n_head = c->n_head, .d_kv_latent = c->d_kv_latent, .d_rope = c->d_rope, .q_r_head_ld = c->d_rope,
+                         .q_r_ld = (int64_t)c->n_head * c->d_rope, .select_ld = LOOKS, .alpha = bi_const_attn_alpha(c->d_nope, c->d_rope),
+                         .fault = bench_fault(b)};
     BR_TRY(make_batch(p, &batch));
-    BR_TRY(make_rows(b, p->n, &x));
-    BR_TRY(bench_cache(b, block_bytes, p->step->n_seq, p->step->pos + p->step->n_tok, 0, &cache));
-    if (is_index) {
-        const bi_index_store_args a = {.batch = &batch, .d = p->d, .k = x, .cache = cache, .fault = bench_fault(b)};
-        return measure(p, run_index_store, &a, sizeof a, 1);
-    }
-    const bi_latent_store_args a = {.batch = &batch, .d_latent = p->d, .x = x, .x_ld = p->d, .cache = cache};
+    BR_TRY(make_rows(b, p->n, &a.x));
+    BR_TRY(bench_cache(b, b->backend.op->latent_block_bytes(p->d), p->step->n_seq, p->step->pos + p->step->n_tok, 0, &a.cache));
+    BR_TRY(first_and_own(p, &look.select, &look.n_select));
+    BR_TRY(make_rows(b, p->n_row * width, &look.q));
+    BR_TRY(make_rows(b, p->n_row * look.q_r_ld, &look.q_r));
+    BR_TRY(take_output(b, p->row, p->n_row * width, sizeof *look.z, &look.z));
+    look.cache = a.cache;
+    p->row->read = run_attn;
+    p->row->read_args = &look;
     return measure(p, run_latent_store, &a, sizeof a, 1);
+}
+
+/* The digest is that of the scores that the stored keys get. */
+static br_status measure_index_store(place *p) {
+    bench *b = p->b;
+    const br_config *c = p->c;
+    const int64_t n_pos = p->step->pos + p->step->n_tok;
+    bi_batch batch;
+    bi_index_store_args a = {.batch = &batch, .d = p->d, .fault = bench_fault(b)};
+    bi_index_select_args look = {.batch = &batch, .n_head = c->index_n_head, .d = p->d, .topk = 1, .c = bi_const_index_c(c->index_n_head, p->d),
+                                 .score_ld = n_pos, .fault = bench_fault(b)};
+    BR_TRY(make_batch(p, &batch));
+    BR_TRY(make_rows(b, p->n, &a.k));
+    BR_TRY(bench_cache(b, b->backend.op->index_block_bytes(p->d), p->step->n_seq, p->step->pos + p->step->n_tok, 0, &a.cache));
+    BR_TRY(make_rows(b, (int64_t)p->n_row * look.n_head * p->d, &look.q));
+    BR_TRY(make_f32(b, (int64_t)p->n_row * look.n_head, -1, 1, &look.w));
+    BR_TRY(take_output(b, p->row, p->n_row * n_pos, sizeof *look.score, &look.score)); /* those of later positions stay 0 */
+    BR_TRY(bench_take(b, sizeof *look.select * (size_t)p->n_row, "positions", (void **)&look.select));
+    BR_TRY(bench_take(b, sizeof *look.n_select * (size_t)p->n_row, "counts", (void **)&look.n_select));
+    look.cache = a.cache;
+    p->row->read = run_index_select;
+    p->row->read_args = &look;
+    return measure(p, run_index_store, &a, sizeof a, 1);
 }
 
 static br_status measure_select(place *p) {
@@ -392,8 +443,8 @@ static br_status measure_score(place *p) {
 static br_status (*const MEASURE[PRICE_KIND_COUNT])(place *) = {
     [PRICE_EMBED] = measure_embed, [PRICE_RMSNORM] = measure_norm, [PRICE_LAYERNORM] = measure_norm, [PRICE_LINEAR] = measure_linear,
     [PRICE_CONV] = measure_conv, [PRICE_KDA_GATE] = measure_kda_gate, [PRICE_KDA] = measure_kda, [PRICE_KDA_NORM] = measure_kda_norm,
-    [PRICE_LATENT_STORE] = measure_store, [PRICE_ATTN] = measure_attn, [PRICE_ATTN_GATE] = measure_attn_gate,
-    [PRICE_INDEX_STORE] = measure_store, [PRICE_INDEX_SELECT] = measure_select, [PRICE_ROUTE] = measure_route,
+    [PRICE_LATENT_STORE] = measure_latent_store, [PRICE_ATTN] = measure_attn, [PRICE_ATTN_GATE] = measure_attn_gate,
+    [PRICE_INDEX_STORE] = measure_index_store, [PRICE_INDEX_SELECT] = measure_select, [PRICE_ROUTE] = measure_route,
     [PRICE_EXPERTS] = measure_experts, [PRICE_COMBINE] = measure_combine, [PRICE_GLU] = measure_glu, [PRICE_ATTNRES] = measure_attnres,
     [PRICE_RESIDUAL] = measure_residual, [PRICE_GATHER] = measure_gather, [PRICE_SAMPLE] = measure_sample, [PRICE_SCORE] = measure_score,
 };

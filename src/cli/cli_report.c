@@ -92,6 +92,8 @@ static void print_json(const char *verb, br_status status, const br_report *r) {
     printf(", \"seconds\": %.6f, \"tok_per_s\": %.3f", r->seconds, rate(r));
     if (strcmp(verb, "score") == 0)
         printf(", \"forward_seconds\": %.6f", r->forward_seconds);
+    if (strcmp(verb, "generate") == 0)
+        printf(", \"peak_seqs\": %d", r->peak_seqs);
     print_json_digest("weights_digest", r->weights_digest);
     printf(", \"adapter_digests\": {");
     for (int32_t i = 0; i < r->n_adapter; i++) {

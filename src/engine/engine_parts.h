@@ -59,6 +59,7 @@ struct br_engine {
     br_arena arena;
     const br_trace *trace;     /* NULL: nobody watches */
     const sched_plan *plan;    /* of the step that runs, for the watcher: which sequence a row belongs to */
+    int32_t peak_seqs;         /* the most segments that a plan had */
     br_status broken;          /* a step failed as a whole */
 };
 

@@ -229,6 +229,7 @@ static void decide(br_engine *e, const sched_plan *plan, int32_t n_sample) {
 br_status engine_step(br_engine *e) {
     const sched_plan *plan = sched_plan_step(e->sched);
     e->plan = plan;
+    e->peak_seqs = plan->n_seg > e->peak_seqs ? plan->n_seg : e->peak_seqs;
     if (plan->n_seg > 0) {
         lay_out_rows(e, plan);
         const int32_t n_sample = list_samples(e, plan);

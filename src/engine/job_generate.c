@@ -288,6 +288,7 @@ br_status br_job_generate(const br_generate_options *options, const br_watch *wa
     status = run(&g);
     report->seconds = report_clock() - begin;
     report->n_tok = g.n_new;
+    report->peak_seqs = g.engine->peak_seqs;
 exit:
     closed = record_writer_close(g.writer);
     if (status == BR_OK)

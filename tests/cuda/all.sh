@@ -2,17 +2,19 @@
 # all.sh OUT [PART..]: what a machine with a GPU has to show of this tree, each part with its log in OUT and one line here; built or packed
 # (pack.sh) before. Checks first, then times, one after the other. Exit 1 when a part failed.
 #   suites     every kernel against the oracle                           ends      six presets end to end on both backends
-#   slice      slice-full in three orders of arrival                     swap      swaps, digests of live memory, streaming, and their times
+#   slice      slice-full, 1 to 256 sequences a step                     swap      swaps, digests of live memory, streaming, and their times
+#   slice-oracle  some of it computed again by the oracle: 90 GB of host memory, minutes of 16 cores
 #   base       the committed base model, trained again                   train     GRPO with ragged and with long prompts
-#   bench      every row of the bench beside its peer                    sanitize  the four tools of compute-sanitizer
+#   bench      every row beside its peer, with torch also forwards       sanitize  the four tools of compute-sanitizer
 set -euo pipefail
 tree=$(cd "$(dirname "$0")/../.." && pwd)
 build=${BUILD:-$tree/build}
 out=${1:?all.sh OUT [PART..]}
 shift
-[ $# -gt 0 ] || set -- suites ends slice swap base train bench sanitize
+[ $# -gt 0 ] || set -- suites ends slice slice-oracle swap base train bench sanitize
 commit=${COMMIT:-$(git -C "$tree" rev-parse --short HEAD 2>/dev/null || true)}
 mkdir -p "$out"
+out=$(cd "$out" && pwd) # parts run elsewhere
 
 base() {
     local python=${PYTHON:-$("$tree/trainer_bridge/environment.sh")}
@@ -28,15 +30,29 @@ train() {
     done
 }
 
+# The forward passes that have a peer of their own, into the same table.
+bench() {
+    local python=${PYTHON:-python3} trainer table=(--csv "$out/bench.csv" --commit "$commit")
+    (cd "$tree" && "$build/bitroll" bench "${table[@]}") || return 1
+    if ! "$python" -c 'import torch' 2>/dev/null; then
+        echo "no torch: kimi_linear and trainer.forward are left out"
+        return
+    fi
+    "$python" "$tree/experiments/bench/kimi_linear_peer.py" --bitroll "$build/bitroll" "${table[@]}" || return 1
+    trainer=${PYTHON:-$("$tree/trainer_bridge/environment.sh")} || return 1
+    "$trainer" -W ignore "$tree/experiments/bench/megatron_forward.py" --bitroll "$build/bitroll" --library "$build/libbitroll.so" "${table[@]}"
+}
+
 part() {
     case $1 in
     suites) "$build/bitroll_cuda_tests" ;;
     ends) "$tree/tests/cuda/end_to_end.sh" "$build/bitroll" ;;
     slice) "$tree/tests/cuda/slice.sh" "$build/bitroll" ;;
+    slice-oracle) "$tree/tests/cuda/slice.sh" "$build/bitroll" --oracle ;;
     swap) "$build/bitroll_cuda_swap" --csv "$out/swap.csv" --commit "$commit" ;;
     base) base ;;
     train) train ;;
-    bench) (cd "$tree" && "$build/bitroll" bench --csv "$out/bench.csv" --commit "$commit") ;;
+    bench) bench ;;
     sanitize) "$tree/tests/cuda/sanitize.sh" "$build/bitroll_cuda_tests" ;;
     *)
         echo "all.sh: no part $1" >&2
@@ -50,7 +66,7 @@ for name in "$@"; do
     start=$SECONDS
     status=0
     (set -e; part "$name") >"$out/$name.log" 2>&1 || status=$?
-    printf '%-9s exit %d, %4d s: %s\n' "$name" "$status" $((SECONDS - start)) "$(tail -n 1 "$out/$name.log")"
+    printf '%-12s exit %d, %4d s: %s\n' "$name" "$status" $((SECONDS - start)) "$(tail -n 1 "$out/$name.log")"
     [ "$status" -eq 0 ] || failed=1
 done
 exit "$failed"

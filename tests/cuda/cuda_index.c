@@ -62,6 +62,8 @@ static void check_index(const index_case *c, int with_score) {
     int32_t *select = TWIN_ARRAY(&t, int32_t, "select", (int64_t)(n + 2) * c->topk);
     int32_t *n_select = TWIN_ARRAY(&t, int32_t, "n_select", n + 2);
     float *score = TWIN_ARRAY(&t, float, "score", (int64_t)(n + 2) * score_ld);
+    int32_t *again = TWIN_ARRAY(&t, int32_t, "select, from the scores", (int64_t)(n + 2) * c->topk);
+    int32_t *n_again = TWIN_ARRAY(&t, int32_t, "n_select, from the scores", n + 2);
     uint32_t *fault = TWIN_ARRAY(&t, uint32_t, "fault", n + 2), *fault_k = TWIN_ARRAY(&t, uint32_t, "fault of keys", n_fill);
     memset(fault, 0, sizeof *fault * (size_t)(n + 2));
     memset(fault_k, 0, sizeof *fault_k * (size_t)n_fill);
@@ -78,8 +80,14 @@ static void check_index(const index_case *c, int with_score) {
         bi_index_select_args args = {&step.side[side], c->n_head, c->d, c->topk, twin_at(&t, s, q), twin_at(&t, s, w),
                                      1.0f / sqrtf((float)(c->n_head * c->d)), cache.side[side], twin_at(&t, s, select),
                                      twin_at(&t, s, n_select), with_score ? twin_at(&t, s, score) : NULL, score_ld,
-                                     {twin_at(&t, s, fault), CODE + 1}};
+                                     {twin_at(&t, s, fault), CODE + 1}, 0};
         CHECK_OK(op->index_store(t.backend[side].ctx, &store));
+        CHECK_OK(op->index_select(t.backend[side].ctx, &args));
+        if (!with_score)
+            continue;
+        args.scored = 1;
+        args.select = twin_at(&t, s, again);
+        args.n_select = twin_at(&t, s, n_again);
         CHECK_OK(op->index_select(t.backend[side].ctx, &args));
     }
     CHECK_OK(twin_wait(&t));
@@ -175,6 +183,7 @@ START_TEST(refuses_bad_shapes) {
     REFUSED(a.n_head = HEADS_MAX + 4, BR_E_SHAPE);
     REFUSED(a.d = 0, BR_E_SHAPE);
     REFUSED(a.topk = 0, BR_E_SHAPE);
+    REFUSED(a.scored = 1, BR_E_SHAPE);
     REFUSED(a.cache.block_bytes -= 4, BR_E_SHAPE);
     REFUSED(a.cache.block_bytes += 2, BR_E_ALIGN);
 #undef REFUSED
