@@ -92,8 +92,8 @@ static void check_attn(const attn_case *c) {
         n_select[row] = choose(&random, c->seg[i].pos + row - first + 1, c->topk, c->choice, select + (int64_t)row * select_ld);
     }
     twin_begin(&t);
-    for (int side = 0; side < 2; side++) {
-        const twin_side s = (twin_side)side;
+    TWIN_RUNS(&t, s) {
+        const int side = s;
         const bi_ops *op = t.backend[side].op;
         bi_latent_store_args store = {&fill.side[side], d_latent, twin_at(&t, s, x), x_ld, cache.side[side]};
         bi_attn_args attn = {&step.side[side], c->n_head, c->d_kv_latent, c->d_rope, twin_at(&t, s, q), twin_at(&t, s, q_r),
@@ -263,15 +263,13 @@ START_TEST(gates) {
         op_random_normals(&random, d % 2 ? 1.0f : 0x1p-127f, o, n);
         op_random_bf16s(&random, d % 2 ? 3.0f : 90.0f, gate, n);
         twin_begin(&t);
-        for (int side = 0; side < 2; side++) {
-            const twin_side s = (twin_side)side;
-            bi_attn_gate_args a = {n_row, d, twin_at(&t, s, o), twin_at(&t, s, gate), twin_at(&t, s, y)};
+        TWIN_RUNS(&t, side) {
+            bi_attn_gate_args a = {n_row, d, twin_at(&t, side, o), twin_at(&t, side, gate), twin_at(&t, side, y)};
             CHECK_OK(t.backend[side].op->attn_gate(t.backend[side].ctx, &a));
             a.gate = NULL;
-            a.y = twin_at(&t, s, bare);
+            a.y = twin_at(&t, side, bare);
             CHECK_OK(t.backend[side].op->attn_gate(t.backend[side].ctx, &a));
         }
-        CHECK_OK(twin_wait(&t));
         twin_compare(&t, "a gate");
     }
 }

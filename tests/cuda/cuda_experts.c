@@ -139,8 +139,8 @@ static void run_case(twin *t, op_random *random, const experts_case *c) {
     for (int m = 0; m < 3; m++)
         make_lora(t, random, c, m == 2 ? c->d : c->d_ff, m == 2 ? c->d_ff : c->d, lora[m]);
     twin_begin(t);
-    for (int i = 0; i < 2; i++) {
-        const twin_side side = (twin_side)i;
+    TWIN_RUNS(t, side) {
+        const int i = side;
         bi_experts_args a = {.n_row = c->n_row, .d = c->d, .d_ff = c->d_ff, .n_expert = c->n_expert, .topk = c->topk,
                              .x = twin_at(t, side, x), .expert = twin_at(t, side, expert), .w1 = w1.side[i], .w3 = w3.side[i],
                              .w2 = w2.side[i], .y = twin_at(t, side, y), .fault = {twin_at(t, side, fault), CODE}};
@@ -251,9 +251,9 @@ START_TEST(combine_rows) {
         op_random_bf16s(&random, i % 7 == 3 ? 0x1p-126f : 1.0f, e, n_row * topk * d);
         op_random_normals(&random, 0.3f, p, n_row * topk);
         twin_begin(&t);
-        for (int side = 0; side < 2; side++) {
-            const bi_combine_args a = {.n_row = n_row, .d = d, .topk = topk, .e = twin_at(&t, (twin_side)side, e),
-                                       .p = twin_at(&t, (twin_side)side, p), .y = twin_at(&t, (twin_side)side, y)};
+        TWIN_RUNS(&t, side) {
+            const bi_combine_args a = {.n_row = n_row, .d = d, .topk = topk, .e = twin_at(&t, side, e), .p = twin_at(&t, side, p),
+                                       .y = twin_at(&t, side, y)};
             CHECK_OK(t.backend[side].op->combine(t.backend[side].ctx, &a));
         }
         snprintf(what, sizeof what, "%d rows of %d from %d, shift %d", n_row, d, topk, shift);

@@ -46,11 +46,11 @@ static void run_case(twin *t, op_random *random, const head_case *c) {
     }
     twin_mat map = twin_stack(t, w, 1, c->n_vocab, c->d);
     twin_begin(t);
-    for (int side = 0; side < 2; side++) {
-        bi_score_args a = {.n_row = c->n_row, .d = c->d, .n_vocab = c->n_vocab, .x = twin_at(t, (twin_side)side, x), .w = map.side[side],
-                           .token = twin_at(t, (twin_side)side, token), .temperature = twin_at(t, (twin_side)side, temperature),
-                           .logprob = twin_at(t, (twin_side)side, logprob), .logprob_raw = twin_at(t, (twin_side)side, raw),
-                           .entropy = twin_at(t, (twin_side)side, entropy), .fault = {twin_at(t, (twin_side)side, fault), 55}};
+    TWIN_RUNS(t, side) {
+        bi_score_args a = {.n_row = c->n_row, .d = c->d, .n_vocab = c->n_vocab, .x = twin_at(t, side, x), .w = map.side[side],
+                           .token = twin_at(t, side, token), .temperature = twin_at(t, side, temperature),
+                           .logprob = twin_at(t, side, logprob), .logprob_raw = twin_at(t, side, raw),
+                           .entropy = twin_at(t, side, entropy), .fault = {twin_at(t, side, fault), 55}};
         CHECK_OK(t->backend[side].op->score(t->backend[side].ctx, &a));
     }
     snprintf(what, sizeof what, "%d rows of %d, %d tokens, kind %d, entropy %d", c->n_row, c->d, c->n_vocab, c->kind, c->entropy);

@@ -71,8 +71,8 @@ static void check_index(const index_case *c, int with_score) {
     if (c->faults)
         spoil(c, k, q, w);
     twin_begin(&t);
-    for (int side = 0; side < 2; side++) {
-        const twin_side s = (twin_side)side;
+    TWIN_RUNS(&t, s) {
+        const int side = s;
         const bi_ops *op = t.backend[side].op;
         bi_index_store_args store = {&fill.side[side], c->d, twin_at(&t, s, k), cache.side[side], {twin_at(&t, s, fault_k), CODE}};
         bi_index_select_args args = {&step.side[side], c->n_head, c->d, c->topk, twin_at(&t, s, q), twin_at(&t, s, w),
@@ -82,7 +82,6 @@ static void check_index(const index_case *c, int with_score) {
         CHECK_OK(op->index_store(t.backend[side].ctx, &store));
         CHECK_OK(op->index_select(t.backend[side].ctx, &args));
     }
-    CHECK_OK(twin_wait(&t));
     twin_compare(&t, c->name);
 }
 

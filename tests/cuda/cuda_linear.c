@@ -111,9 +111,8 @@ static void run_case(twin *t, op_random *random, const linear_case *c) {
     snprintf(what, sizeof what, "%d rows, %d maps (%d, %d), f32 %d, slots %d of %d, shift %d gaps %d %d, family %d, apart %d", c->n_row, c->n_head,
              c->n_out, c->n_in, c->y_f32, c->slots_used, c->n_slot, c->x_shift, c->x_gap, c->y_gap, (int)c->family, c->heads_apart);
     twin_begin(t);
-    CHECK_OK(run(t, &s, TWIN_CUDA));
-    CHECK_OK(run(t, &s, TWIN_CUDA)); /* again: nothing of the first run is left over */
-    CHECK_OK(run(t, &s, TWIN_ORACLE));
+    TWIN_RUNS(t, side)
+        CHECK_OK(run(t, &s, side));
     twin_compare(t, what);
 }
 
@@ -271,7 +270,7 @@ START_TEST(groups_of_maps) {
                     args[side][i].fault = (bi_fault){setup[0].args[side].fault.row, (uint32_t)(9 + i)};
                 }
             twin_begin(&t);
-            for (int side = 0; side < 2; side++)
+            TWIN_RUNS(&t, side)
                 CHECK_OK(t.backend[side].op->linear_group(t.backend[side].ctx, args[side], n));
             twin_compare(&t, "a group of maps");
         }
@@ -383,9 +382,9 @@ START_TEST(packing_with_strides) {
         CHECK_FAILS(op->mat_pack_bf16(t.backend[side].ctx, block.side[side], N_OUT, 0, w, 1, N_OUT), BR_E_SHAPE);
     }
     twin_begin(&t);
-    for (int side = 0; side < 2; side++) {
-        bi_linear_args args = {.n_row = N_ROW, .n_head = 1, .x = twin_at(&t, (twin_side)side, x), .x_ld = N_IN,
-                               .w = {.data = block.side[side], .n_out = N_OUT, .n_in = N_IN}, .y = twin_at(&t, (twin_side)side, y), .y_ld = N_OUT,
+    TWIN_RUNS(&t, side) {
+        bi_linear_args args = {.n_row = N_ROW, .n_head = 1, .x = twin_at(&t, side, x), .x_ld = N_IN,
+                               .w = {.data = block.side[side], .n_out = N_OUT, .n_in = N_IN}, .y = twin_at(&t, side, y), .y_ld = N_OUT,
                                .y_f32 = 1};
         CHECK_OK(t.backend[side].op->linear(t.backend[side].ctx, &args));
     }

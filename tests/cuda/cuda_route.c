@@ -45,11 +45,11 @@ static void run_case(twin *t, op_random *random, const route_case *c) {
         x[c->bad_row * c->d] = c->bad_row % 2 ? 0x7fff : 0xff80;
     twin_mat map = twin_stack(t, w, 1, c->n_expert, c->d);
     twin_begin(t);
-    for (int side = 0; side < 2; side++) {
-        bi_route_args a = {.n_row = c->n_row, .d = c->d, .n_expert = c->n_expert, .topk = c->topk, .x = twin_at(t, (twin_side)side, x),
-                           .w = map.side[side], .bias = twin_at(t, (twin_side)side, bias), .renormalize = c->renormalize, .scale = 2.446f,
-                           .expert = twin_at(t, (twin_side)side, expert), .p = twin_at(t, (twin_side)side, p),
-                           .logit = twin_at(t, (twin_side)side, logit), .fault = {twin_at(t, (twin_side)side, fault), 77}};
+    TWIN_RUNS(t, side) {
+        bi_route_args a = {.n_row = c->n_row, .d = c->d, .n_expert = c->n_expert, .topk = c->topk, .x = twin_at(t, side, x),
+                           .w = map.side[side], .bias = twin_at(t, side, bias), .renormalize = c->renormalize, .scale = 2.446f,
+                           .expert = twin_at(t, side, expert), .p = twin_at(t, side, p), .logit = twin_at(t, side, logit),
+                           .fault = {twin_at(t, side, fault), 77}};
         CHECK_OK(t->backend[side].op->route(t->backend[side].ctx, &a));
     }
     snprintf(what, sizeof what, "%d rows of %d, %d of %d experts, kind %d, logits %d", c->n_row, c->d, c->topk, c->n_expert, c->kind,

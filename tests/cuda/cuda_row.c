@@ -76,7 +76,7 @@ static void try_norm(norm_case c) {
     float *w = weights("w", c.d, c.off), *b = c.no_b ? NULL : weights("b", c.d, c.off);
     uint32_t *fault = c.no_fault ? NULL : faults(c.n_row);
     twin_begin(&t);
-    BOTH {
+    TWIN_RUNS(&t, side) {
         bi_norm_args a = {c.n_row, c.d, AT(x), ld, AT(w), AT(b), 1e-5f, AT(y), ld, {AT(fault), CODE}};
         if (c.layer)
             RUN(layernorm, a);
@@ -136,7 +136,7 @@ static void try_conv_group(int n, int odd, const bi_seg *seg, int n_seg, int n_s
     for (int i = 0; index && i < n_seq; i++)
         index[i] = n_seq - 1 - i;
     twin_begin(&t);
-    BOTH {
+    TWIN_RUNS(&t, side) {
         bi_conv_args a[CONV_MOST];
         for (int i = 0; i < n; i++)
             a[i] = (bi_conv_args){.batch = &batch.side[side], .n_chan = n_chan, .x = AT(x[i]), .x_ld = ld, .w = AT(w[i]), .y = AT(y[i]),
@@ -204,7 +204,7 @@ static void try_glu(int n_row, int d, int gap, int family, int off, bi_act act) 
         u[i] = gate_number(family);
     }
     twin_begin(&t);
-    BOTH {
+    TWIN_RUNS(&t, side) {
         bi_glu_args a = {n_row, d, AT(g), AT(u), d + gap, act, AT(y)};
         RUN(glu, a);
     }
@@ -236,7 +236,7 @@ static void try_attnres(int n_row, int d, int n_bank, int family, int off, int f
     for (int i = 0; i < d; i++)
         proj[i] = BI_MUL(proj[i], 0.0625f);
     twin_begin(&t);
-    BOTH {
+    TWIN_RUNS(&t, side) {
         const bi_bf16 *v[BR_BANK_MAX];
         for (int i = 0; i < n_bank; i++)
             v[i] = AT(bank[i]);
@@ -269,7 +269,7 @@ static void try_residual(int n_row, int d, int family, int off, int where, int f
     if (n_row > 1)
         a[d] = b[d] = 0x7f7f; /* finite, and their sum is not */
     twin_begin(&t);
-    BOTH {
+    TWIN_RUNS(&t, side) {
         bi_residual_args args = {n_row, d, AT(a), AT(b), AT(y), {AT(fault), CODE}};
         RUN(residual, args);
     }
@@ -297,7 +297,7 @@ START_TEST(embed) {
             for (int r = 0; r < N_ROW; r++)
                 token[r] = r == 0 ? N_VOCAB - 1 : op_random_below(&rnd, N_VOCAB);
             twin_begin(&t);
-            BOTH {
+            TWIN_RUNS(&t, side) {
                 bi_embed_args a = {N_ROW, width[i], N_VOCAB, AT(token), AT(table), AT(y)};
                 RUN(embed, a);
             }
@@ -319,7 +319,7 @@ START_TEST(gather) {
             for (int k = 0; k < N; k++)
                 row[k] = op_random_below(&rnd, N_FROM + 1) - 1;
             twin_begin(&t);
-            BOTH {
+            TWIN_RUNS(&t, side) {
                 bi_gather_args a = {N, sizeof(uint32_t) * (size_t)words[i], AT(x + off), AT(row), AT(y)};
                 RUN(gather, a);
             }
@@ -339,7 +339,7 @@ START_TEST(seg_fault) {
         for (int r = 0; r < n_row; r++)
             fault[r] = op_random_below(&rnd, 1 << round) ? 0 : (uint32_t)r + 1;
         twin_begin(&t);
-        BOTH {
+        TWIN_RUNS(&t, side) {
             bi_seg_fault_args a = {&batch.side[side], AT(fault), AT(out)};
             RUN(seg_fault, a);
         }

@@ -18,7 +18,6 @@ typedef struct grad_twin {
         int64_t n;
     } out[GRAD_TWIN_OUT_MAX];
     int n_out;
-    unsigned char *first; /* what the first run left */
 } grad_twin;
 
 typedef br_status (*grad_twin_call)(const bi_grad *grad, const grad_twin *g, twin_side side, void *context);
