@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MIB = 1 << 20, CODE = 61, SLOTS = 3, ROW_MAX = 400, EXPERT_MAX = 16, RANK_MAX = 48 };
+enum { MIB = 1 << 20, CODE = 61, SLOTS = 3, ROW_MAX = 400, EXPERT_MAX = 2000, RANK_MAX = 48, FEW_EXPERTS = 16 };
 
 typedef enum input_kind { NORMAL, TINY, LARGE, PLATEAU, WIDE_SCALES, BAD_ROWS, KINDS, WILD_B = KINDS } input_kind;
 
@@ -160,7 +160,7 @@ static void run_case(twin *t, op_random *random, const experts_case *c) {
 }
 
 static void open_small(twin *t) {
-    const bi_limits limits = {.n_row = ROW_MAX, .d_in = 96, .d_out = 96, .rank = RANK_MAX, .n_slot = SLOTS, .n_expert = EXPERT_MAX,
+    const bi_limits limits = {.n_row = ROW_MAX, .d_in = 96, .d_out = 96, .rank = RANK_MAX, .n_slot = SLOTS, .n_expert = FEW_EXPERTS,
                               .n_expert_topk = 4, .d_expert = 320, .d_expert_ff = 320, .d_model = 320};
     twin_open(t, &limits, 16 * MIB);
 }
@@ -177,7 +177,7 @@ START_TEST(shapes_and_kinds) {
         const int s = round % 9;
         experts_case c = {.n_row = shape[s].n_row, .d = shape[s].d, .d_ff = shape[s].d_ff, .kind = (input_kind)(round / 9 % KINDS)};
         c.fp4 = c.d % 32 == 0 && c.d_ff % 32 == 0 && round % 2 == 0;
-        c.n_expert = 4 + op_random_below(&random, EXPERT_MAX - 3);
+        c.n_expert = 4 + op_random_below(&random, FEW_EXPERTS - 3);
         c.topk = 1 + op_random_below(&random, 4);
         c.n_slot = op_random_below(&random, SLOTS + 1);
         c.rank = ranks[op_random_below(&random, 6)];
@@ -200,6 +200,29 @@ START_TEST(every_width) {
         for (int fp4 = 0; fp4 < 2; fp4++) {
             experts_case c = {.n_row = hot[i] + 3, .d = 128, .d_ff = 160, .n_expert = 3, .topk = 1, .fp4 = fp4, .hot = hot[i], .rank = 32};
             c.n_slot = (i + fp4) % 4;
+            run_case(&t, &random, &c);
+        }
+    twin_close(&t);
+}
+END_TEST
+
+/* The plan is one block up to 4,095 pairs, then a cluster of one a 2,048 pairs, at most eight; more experts than it has threads, and so
+ * many that its shared memory takes the counts of fewer warps. */
+START_TEST(plans_of_every_size) {
+    static const struct {
+        int n_row, topk, n_expert, hot;
+    } plan[] = {{4095, 1, 16, 0}, {4096, 1, 16, 900}, {1365, 3, 16, 0},   {1024, 4, 16, 0},    {4097, 1, 1025, 0},  {4095, 4, 16, 0},
+                {4096, 4, 16, 0}, {4100, 4, 16, 0},   {1024, 4, 1024, 0}, {1024, 4, 1025, 0}, {1023, 4, 2000, 0}, {4096, 4, 2000, 0}};
+    const bi_limits limits = {.n_row = 4100, .d_in = 32, .d_out = 32, .rank = 16, .n_slot = 1, .n_expert = EXPERT_MAX, .n_expert_topk = 4,
+                              .d_expert = 32, .d_expert_ff = 32, .d_model = 32};
+    twin t;
+    op_random random = {test_seed(), 5};
+    twin_open(&t, &limits, 16 * MIB);
+    for (int i = 0; i < 12; i++)
+        for (int fp4 = 0; fp4 < 2; fp4++) {
+            experts_case c = {.n_row = plan[i].n_row, .d = 32, .d_ff = 32, .n_expert = plan[i].n_expert, .topk = plan[i].topk, .fp4 = fp4, .rank = 16};
+            c.hot = plan[i].hot;
+            c.n_slot = (i + fp4) % 2;
             run_case(&t, &random, &c);
         }
     twin_close(&t);
@@ -291,6 +314,7 @@ Suite *cuda_experts_suite(void) {
     tcase_set_timeout(tests, 300);
     tcase_add_test(tests, shapes_and_kinds);
     tcase_add_test(tests, every_width);
+    tcase_add_test(tests, plans_of_every_size);
     tcase_add_test(tests, wild_adapters);
     tcase_add_test(tests, real_widths);
     tcase_add_test(tests, combine_rows);

@@ -5,11 +5,12 @@
 #include "twin.h"
 
 #include "br_mem.h"
+#include "dense_forms.h"
 #include "test_support.h"
 
 #include <string.h>
 
-enum { CODE = 13, MEMORY = 16 << 20, SEQ_MAX = 70 };
+enum { CODE = 13, MEMORY = 16 << 20, SEQ_MAX = 70, SEG_MAX = 2048 };
 
 static twin t;
 
@@ -155,7 +156,7 @@ typedef struct kda_rig {
     int32_t *index;
     twin_block state;
     size_t seq_bytes;
-    int pos[SEQ_MAX];
+    int pos[SEG_MAX];
     /* One element of one token is this pattern instead. */
     int broken_seq, broken_pos, broken_head;
     char broken_array;
@@ -224,9 +225,9 @@ static void settle_nans(const kda_rig *rig) {
 
 /* The next n[i] rows of sequence seq[i]; 0 rows are a padding segment. */
 static void kda_step(kda_rig *rig, const int *seq, const int *n, int n_seg) {
-    bi_seg seg[SEQ_MAX] = {{0}};
+    bi_seg seg[SEG_MAX] = {{0}};
     int n_row = 0;
-    ck_assert_int_le(n_seg, SEQ_MAX);
+    ck_assert_int_le(n_seg, SEG_MAX);
     for (int i = 0; i < n_seg; i++) {
         seg[i] = (bi_seg){.seq = seq[i], .n_row = n[i], .pos = n[i] ? rig->pos[seq[i]] : 1};
         for (int r = 0; r < n[i]; r++)
@@ -376,6 +377,22 @@ START_TEST(many_states) {
 }
 END_TEST
 
+/* Single rows on both sides of where decoding streams: eight (sequence, head) an SM. */
+START_TEST(floor_of_the_ring) {
+    const int floor = 8 * dense_forms_sm_count(&t.backend[TWIN_CUDA]);
+    int seq[SEG_MAX], n[SEG_MAX];
+    for (int i = 0; i < SEG_MAX; i++)
+        seq[i] = i, n[i] = 1;
+    for (int below = 0; below < 2; below++) {
+        kda_rig rig = kda_new(1, 128, floor - below, floor, ORDINARY, 0, 0);
+        for (int step = 0; step < 2; step++) {
+            kda_step(&rig, seq, n, floor - below);
+            twin_launched(&t, "single rows", below ? "kda_decode 1" : "kda_decode_ring 1");
+        }
+    }
+}
+END_TEST
+
 /* A fault marks its row and stays in its sequence; a NaN in v passes unmarked. */
 START_TEST(faults_stay_in_their_sequence) {
     static const struct {
@@ -446,6 +463,7 @@ Suite *cuda_kda_suite(void) {
     tcase_add_test(tcase, mixed_steps);
     tcase_add_test(tcase, many_sequences);
     tcase_add_test(tcase, many_states);
+    tcase_add_test(tcase, floor_of_the_ring);
     tcase_add_test(tcase, faults_stay_in_their_sequence);
     tcase_add_test(tcase, full_width);
     tcase_add_test(tcase, refuses_what_the_oracle_refuses);

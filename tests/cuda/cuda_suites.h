@@ -1,6 +1,7 @@
 /* The suites of the GPU's runner, one a kernel family. */
 SUITE(row)
 SUITE(linear)
+SUITE(linear_edges)
 SUITE(kda)
 SUITE(attn)
 SUITE(index)

@@ -9,7 +9,7 @@
 #include <string.h>
 
 enum { GUARD = 256, POISON = 0xff };
-enum { RUN_FIRST, RUN_AGAIN, RUN_ORACLE, RUN_END };
+enum { RUN_FIRST, RUN_AGAIN, RUN_ORACLE = TWIN_GPU_RUNS, RUN_END };
 
 void twin_open(twin *t, const bi_limits *limits, size_t bytes) {
     memset(t, 0, sizeof *t);
@@ -214,13 +214,13 @@ void twin_launched(twin *t, const char *what, const char *list) {
     char name[LAUNCH_NAME_BYTES];
     int n, sum = 0, left;
     while ((left = launch_list_next(&at, name, &n)) > 0) {
-        ck_assert_msg(bi_cuda_launch_count(cuda, name) == RUN_ORACLE * n, "%s: %d launches of %s in %d runs: expected %s a run", what,
-                      (int)bi_cuda_launch_count(cuda, name), name, RUN_ORACLE, list);
+        ck_assert_msg(bi_cuda_launch_count(cuda, name) == TWIN_GPU_RUNS * n, "%s: %d launches of %s in %d runs: expected %s a run", what,
+                      (int)bi_cuda_launch_count(cuda, name), name, TWIN_GPU_RUNS, list);
         sum += n;
     }
     ck_assert_msg(left == 0, "%s: '%s' is no list of launches", what, list);
-    ck_assert_msg(bi_cuda_launch_count(cuda, NULL) == RUN_ORACLE * sum, "%s: %d launches in %d runs: expected %s a run", what,
-                  (int)bi_cuda_launch_count(cuda, NULL), RUN_ORACLE, list);
+    ck_assert_msg(bi_cuda_launch_count(cuda, NULL) == TWIN_GPU_RUNS * sum, "%s: %d launches in %d runs: expected %s a run", what,
+                  (int)bi_cuda_launch_count(cuda, NULL), TWIN_GPU_RUNS, list);
 }
 
 twin_batch twin_batch_of(twin *t, const bi_seg *seg, int n_seg) {

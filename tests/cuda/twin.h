@@ -13,7 +13,7 @@
 
 typedef enum twin_side { TWIN_ORACLE, TWIN_CUDA } twin_side;
 
-enum { TWIN_ARRAY_MAX = 128, TWIN_BLOCK_MAX = 512 };
+enum { TWIN_ARRAY_MAX = 128, TWIN_BLOCK_MAX = 512, TWIN_GPU_RUNS = 2 };
 
 /* Memory whose layout is the backend's own: packed matrices, states, cache blocks. */
 typedef struct twin_block {
