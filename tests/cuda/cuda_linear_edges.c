@@ -125,7 +125,8 @@ static void open_map(const forms *f, forms_map *m, int n_row_max, int n_in, int 
     m->y_bytes = (y_f32 ? sizeof(float) : sizeof(bi_bf16)) * (size_t)n_row_max * (size_t)n_out + GUARD;
     for (int i = 0; i < 2; i++)
         m->y[i] = new_array(f, m->y_bytes);
-    m->args = (bi_linear_args){.n_head = 1, .x = m->x, .x_ld = n_in, .w = {.data = m->w, .n_out = n_out, .n_in = n_in}, .y_ld = n_out, .y_f32 = y_f32};
+    m->args = (bi_linear_args){.n_head = 1, .x = m->x, .x_ld = n_in, .w = {.data = m->w, .n_out = n_out, .n_in = n_in}, .y_ld = n_out};
+    m->args.y_f32 = y_f32;
     const bi_mat_generate_args w = {.to = m->args.w, .have_out = n_out, .have_in = n_in, .stride_out = n_in, .stride_in = 1,
                                     .gen = bi_weightgen_make(bi_weightgen_key(test_seed(), "w"), BI_WEIGHTGEN_NORMAL, 0, 1.0f, n_in)};
     const bi_vector_generate_args x = {.dst = m->x, .n = (int64_t)n_row_max * n_in, .as = BI_GENERATE_BF16,
