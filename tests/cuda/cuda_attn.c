@@ -2,6 +2,7 @@
 #include "cuda_cache.h"
 
 #include <math.h>
+#include <stdio.h>
 
 enum { CODE = 41, SEQS = 3, POS_MAX = 4096, BLOCKS = POS_MAX / BR_PAGE_TOK, HEADS_MAX = 128, ROWS_MAX = 8192 };
 
@@ -53,6 +54,17 @@ static void fill_latents(const attn_case *c, op_random *random, const int32_t *n
 static void spoil(const attn_case *c, bi_bf16 *x, int32_t x_ld, bi_bf16 *q) {
     x[(int64_t)(c->seg[0].pos / 2) * x_ld + 1] = 0x7fc1;
     q[(int64_t)(c->seg[0].n_row) * c->n_head * c->d_kv_latent] = 0x7f80; /* first row of the second segment */
+}
+
+static void check_launches(const attn_case *c, const bi_batch *step) {
+    char list[100];
+    /* A row has parts of 2,048 entries, of its list or of what it sees; where it may have several, the merge follows. */
+    const int32_t visible = step->pos_max + 1, most = c->topk ? c->choice == CHOICE_ALL ? POS_MAX : c->topk : visible;
+    const int several = (most < visible ? most : visible) > BI_ATT_PART;
+    /* Latents of 512 + 64 on 16 bytes take the wide form, all others scores and then values; the rows of each case fit scratch at once. */
+    const int wide = c->d_kv_latent == 512 && c->d_rope == 64 && !c->loose;
+    snprintf(list, sizeof list, "latent_store 1, %s%s", wide ? "attn_fused 1" : "attn_score 1, attn_value 1", several ? ", attn_merge 1" : "");
+    twin_launched(&t, c->name, list);
 }
 
 static void check_attn(const attn_case *c) {
@@ -113,6 +125,7 @@ static void check_attn(const attn_case *c) {
     }
     ck_assert_int_eq(n_fault != 0, c->faults);
     twin_compare(&t, c->name);
+    check_launches(c, &step.side[TWIN_CUDA]);
 }
 
 #define NANO .n_head = 4, .d_kv_latent = 64, .d_rope = 16, .spread = 3, .size = 1
@@ -271,6 +284,7 @@ START_TEST(gates) {
             CHECK_OK(t.backend[side].op->attn_gate(t.backend[side].ctx, &a));
         }
         twin_compare(&t, "a gate");
+        twin_launched(&t, "a gate", "attn_gate 2");
     }
 }
 END_TEST

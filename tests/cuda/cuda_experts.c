@@ -121,6 +121,33 @@ static void make_rows(op_random *random, const experts_case *c, bi_bf16 *x, int3
         x[row * c->d + row % c->d] = row % 2 ? 0x7fff : 0x7f80;
 }
 
+/* ---- launches ------------------------------------------------------------------------------------------------------ */
+
+/* Up to 8 places a tile of MXFP4 experts is one of few. */
+enum { FEW = 8 };
+
+static int any_adapter(const bi_adapter lora[SLOTS], int n_slot) {
+    for (int i = 0; i < n_slot; i++)
+        if (lora[i].a.data)
+            return 1;
+    return 0;
+}
+
+static void check_launches(twin *t, const experts_case *c, bi_adapter lora[3][2][SLOTS], const char *what) {
+    char list[120];
+    /* T of gate and up together, and of down, where an adapter acts on them */
+    const int n_t = (any_adapter(lora[0][TWIN_CUDA], c->n_slot) || any_adapter(lora[1][TWIN_CUDA], c->n_slot)) +
+                    any_adapter(lora[2][TWIN_CUDA], c->n_slot);
+    /* MXFP4: tiles of few in one launch, and where a step has rows for more, one a class of tiles that those can fill: up to 64, 96, 128,
+     * 144, 160 places; their rows are put into blocks before, counted with the plan. bf16: one for all. */
+    const int many = c->n_row > FEW, classes = many * (1 + (c->n_row > 64) + (c->n_row > 96) + (c->n_row > 128) + (c->n_row > 144));
+    const int n_plan = c->fp4 ? 1 + many : 1, n = c->fp4 ? 1 + classes : 1;
+    const int used = snprintf(list, sizeof list, "experts_plan %d, experts_up %d, experts_down %d", n_plan, n, n);
+    if (n_t)
+        snprintf(list + used, sizeof list - (size_t)used, ", experts_t %d", n_t);
+    twin_launched(t, what, list);
+}
+
 /* ---- one case ------------------------------------------------------------------------------------------------------ */
 
 static void run_case(twin *t, op_random *random, const experts_case *c) {
@@ -157,6 +184,7 @@ static void run_case(twin *t, op_random *random, const experts_case *c) {
     snprintf(what, sizeof what, "%d rows, %d -> %d, %d of %d experts, %s, %d slots of rank %d, kind %d, hot %d, shift %d", c->n_row, c->d,
              c->d_ff, c->topk, c->n_expert, c->fp4 ? "MXFP4" : "bf16", c->n_slot, c->rank, (int)c->kind, c->hot, c->shift);
     twin_compare(t, what);
+    check_launches(t, c, lora, what);
 }
 
 static void open_small(twin *t) {
@@ -282,6 +310,7 @@ START_TEST(combine_rows) {
         }
         snprintf(what, sizeof what, "%d rows of %d from %d, shift %d", n_row, d, topk, shift);
         twin_compare(&t, what);
+        twin_launched(&t, what, "combine 1");
     }
     twin_close(&t);
 }

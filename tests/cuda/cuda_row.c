@@ -3,6 +3,7 @@
 #include "test_support.h"
 #include "twin.h"
 
+#include <stdio.h>
 #include <string.h>
 
 enum { CODE = 77, N_FAMILY = 4, ROW_BYTES = 12 << 20 };
@@ -84,6 +85,7 @@ static void try_norm(norm_case c) {
             RUN(rmsnorm, a);
     }
     twin_compare(&t, c.layer ? "layernorm" : "rmsnorm");
+    twin_launched(&t, "a norm", !c.n_row ? "" : c.layer ? "layernorm 1" : "rmsnorm 1");
 }
 
 START_TEST(norms) {
@@ -147,6 +149,12 @@ static void try_conv_group(int n, int odd, const bi_seg *seg, int n_seg, int n_s
             CHECK_OK(t.backend[side].op->conv_group(t.backend[side].ctx, a, n));
     }
     twin_compare(&t, "conv");
+    /* A group is one call where its members are alike and fit; segments of up to 4 rows keep their own history, longer ones take tiles and
+     * then a launch for the histories. */
+    char list[32];
+    const int n_call = n <= BI_CONV_GROUP_MAX && !odd ? 1 : n;
+    snprintf(list, sizeof list, "conv %d", n_call * (batch.side[TWIN_CUDA].seg_row_max <= 4 ? 1 : 2));
+    twin_launched(&t, "conv", list);
 }
 
 static void try_conv(const bi_seg *seg, int n_seg, int n_seq, int n_chan, int gap, int family, int off, int use_index) {
@@ -209,6 +217,7 @@ static void try_glu(int n_row, int d, int gap, int family, int off, bi_act act) 
         RUN(glu, a);
     }
     twin_compare(&t, "glu");
+    twin_launched(&t, "glu", "glu 1");
 }
 
 START_TEST(glu) {
@@ -245,6 +254,7 @@ static void try_attnres(int n_row, int d, int n_bank, int family, int off, int f
         RUN(attnres, a);
     }
     twin_compare(&t, "attnres");
+    twin_launched(&t, "attnres", "attnres_weight 1, attnres 1");
 }
 
 START_TEST(attnres) {
@@ -274,6 +284,7 @@ static void try_residual(int n_row, int d, int family, int off, int where, int f
         RUN(residual, args);
     }
     twin_compare(&t, "residual");
+    twin_launched(&t, "residual", "residual 1");
 }
 
 START_TEST(residual) {
@@ -302,6 +313,7 @@ START_TEST(embed) {
                 RUN(embed, a);
             }
             twin_compare(&t, "embed");
+            twin_launched(&t, "embed", "embed 1");
         }
 }
 END_TEST
@@ -324,6 +336,7 @@ START_TEST(gather) {
                 RUN(gather, a);
             }
             twin_compare(&t, "gather");
+            twin_launched(&t, "gather", words[i] ? "gather 1" : "");
         }
 }
 END_TEST
@@ -344,6 +357,7 @@ START_TEST(seg_fault) {
             RUN(seg_fault, a);
         }
         twin_compare(&t, "seg_fault");
+        twin_launched(&t, "seg_fault", "seg_fault 1");
     }
 }
 END_TEST

@@ -69,6 +69,8 @@ static void run_case(const sample_case *c, const char *what) {
         CHECK_OK(t.backend[side].op->sample(t.backend[side].ctx, &a));
     }
     twin_compare(&t, what);
+    /* part, bound, weight, top_p, weight again, draw, of up to 256 rows at a time */
+    twin_launched(&t, what, c->n_row > 256 ? "sample 12" : "sample 6");
 }
 
 /* Rows of any kind with any settings; some with a fault, some with a NaN that nobody has marked. */

@@ -61,7 +61,7 @@ void twin_begin(twin *t);
 #define TWIN_RUNS(t, side) for (twin_side side; twin_next((t), &side);)
 int twin_next(twin *t, twin_side *side);
 void twin_compare(twin *t, const char *what); /* fails the test with array, index and both patterns */
-/* A run of the GPU since twin_begin launched exactly this: "head 2, head_merge 1". */
+/* A run of the GPU since twin_begin launched exactly this; launch_list.h. */
 void twin_launched(twin *t, const char *what, const char *list);
 br_status twin_wait(twin *t);
 
