@@ -2,6 +2,8 @@
 #include "grad_twin.h"
 
 #include "bi_cuda_test.h"
+#include "br_mem.h"
+#include "grad_bound.h"
 #include "test_support.h"
 
 #include <math.h>
@@ -28,11 +30,12 @@ void grad_twin_reset(grad_twin *g) {
     g->n_out = 0;
 }
 
-float *grad_twin_out(grad_twin *g, const char *name, int64_t n) {
+float *grad_twin_out(grad_twin *g, const char *name, int64_t n, int64_t width) {
     ck_assert_int_lt(g->n_out, GRAD_TWIN_OUT_MAX);
     float *host = TWIN_ARRAY(&g->t, float, name, n);
     g->out[g->n_out].name = name;
     g->out[g->n_out].host = host;
+    g->out[g->n_out].width = width;
     g->out[g->n_out++].n = n;
     return host;
 }
@@ -55,6 +58,16 @@ static int in_output(const grad_twin *g, size_t at) {
     return 0;
 }
 
+static void compare_elements(const grad_twin *g, const char *what, int i, const float *gpu) {
+    const int64_t n = g->out[i].n, width = g->out[i].width;
+    float *largest;
+    CHECK_OK(br_mem_alloc((void **)&largest, sizeof *largest * (size_t)width, "columns of a gradient"));
+    const int64_t at = grad_bound_first(g->out[i].host, gpu, n / width, width, largest);
+    br_mem_free(largest);
+    ck_assert_msg(at == n, "%s: %s[%lld] of rows of %lld is %.6e on the GPU, %.6e on the host", what, g->out[i].name, (long long)at,
+                  (long long)width, at < n ? (double)gpu[at] : 0, at < n ? (double)g->out[i].host[at] : 0);
+}
+
 static void compare_output(const grad_twin *g, const char *what, int i) {
     const float *host = g->out[i].host;
     const float *gpu = (const float *)(const void *)(g->t.first + ((const unsigned char *)host - g->t.host));
@@ -66,6 +79,7 @@ static void compare_output(const grad_twin *g, const char *what, int i) {
         size += (double)host[k] * host[k];
     }
     ck_assert_msg(sqrt(off) <= BOUND * sqrt(size), "%s: %s is off by %.3e of its norm %.3e", what, g->out[i].name, sqrt(off / size), sqrt(size));
+    compare_elements(g, what, i, gpu);
 }
 
 void grad_twin_run(grad_twin *g, const char *what, grad_twin_call call, void *context) {
