@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-enum { CODE = 43, SEQS = 3, POS_MAX = 140000, ROWS_MAX = 140000, HEADS_MAX = 64, D_MAX = 160 };
+enum { CODE = 43, SEQS = 3, MANY = 1 << 20, POS_MAX = MANY, ROWS_MAX = MANY, HEADS_MAX = 64, D_MAX = 160 };
 
 static twin t;
 
@@ -147,11 +147,16 @@ START_TEST(full_width) {
 }
 END_TEST
 
-/* More positions than the selection keeps in shared memory. */
+/* Far more positions than the selection keeps in shared memory, and up to all of them selected: narrow, so that the oracle is quick. Of the
+ * full width as many as it takes seconds for. */
 START_TEST(long_rows) {
     static const index_case cases[] = {
-        {"131,073 positions", .n_head = 4, .d = 16, .size = 1, .topk = 2048, .seg = {{0, 0, 1, 131072}}},
-        {"one plateau", .n_head = 4, .d = 16, .size = 1, .plateau = 1, .topk = 2048, .seg = {{0, 0, 1, 120000}}},
+        {"2,048 of 2^20", .n_head = 4, .d = 16, .size = 1, .topk = 2048, .seg = {{0, 0, 1, MANY - 1}}},
+        {"half of 2^20", .n_head = 4, .d = 16, .size = 1, .topk = MANY / 2, .seg = {{0, 0, 1, MANY - 1}}},
+        {"2^20 - 1 of a plateau", .n_head = 4, .d = 16, .size = 1, .plateau = 1, .topk = MANY - 1, .seg = {{0, 0, 1, MANY - 1}}},
+        {"2^20 of as many and one less", .n_head = 4, .d = 16, .size = 1, .topk = MANY, .seg = {{0, 0, 2, MANY - 2}}},
+        {"full width, 2,048", .n_head = 32, .d = 128, .size = 1, .topk = 2048, .seg = {{0, 0, 2, 20000}}},
+        {"full width, half of three plateaus", .n_head = 32, .d = 128, .size = 1, .plateau = 3, .topk = 10000, .seg = {{0, 0, 1, 20000}}},
     };
     CHECK_ALL(cases);
 }
@@ -187,7 +192,7 @@ END_TEST
 static void set_up(void) {
     const bi_limits limits = {
         .n_row = ROWS_MAX, .index_n_head = HEADS_MAX, .index_d_head = D_MAX, .n_pos = POS_MAX, .d_in = 64, .d_out = 64};
-    twin_open(&t, &limits, (size_t)64 << 20);
+    twin_open(&t, &limits, (size_t)160 << 20);
 }
 
 static void tear_down(void) {
