@@ -2,6 +2,7 @@
 SUITE(row)
 SUITE(linear)
 SUITE(linear_edges)
+SUITE(linear_table)
 SUITE(kda)
 SUITE(attn)
 SUITE(index)
