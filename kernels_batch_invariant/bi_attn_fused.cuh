@@ -130,7 +130,8 @@ static __device__ __forceinline__ int32_t fused_units(const attn_rows &r, int32_
 
 /* The queries of a unit on their way, chunk by chunk; heads past the last are zeros. */
 template <int N8>
-static __device__ __forceinline__ void fused_query(const attn_rows &r, const attn_query &a, const fused_unit &u, const fused_shared<N8> &sh, int tid) {
+static __device__ __forceinline__ void fused_query(const attn_rows &r, const attn_query &a, const fused_unit &u, const fused_shared<N8> &sh,
+                                                   int tid) {
     enum { HEADS = 8 * N8 };
     const int32_t unit = tid % 8;
     for (int32_t h = tid / 8; h < HEADS; h += WIDE_GROUP / 8) {
@@ -444,7 +445,8 @@ static __device__ __forceinline__ void fused_score(const attn_rows &r, const att
 template <int N8>
 static __device__ __forceinline__ void fused_values(float (&acc)[FUSED_TILES][N8][4], const fused_shared<N8> &sh, uint32_t b, int group, int keep,
                                                     int lane) {
-    const uint32_t from = wide_matrix(sh.ring + b % 2 * FUSED_BLOCK_BYTES + group * WIDE_CHUNK_BYTES), by = wide_matrix(sh.weight + b % 2 * sh.P_BYTES);
+    const uint32_t from = wide_matrix(sh.ring + b % 2 * FUSED_BLOCK_BYTES + group * WIDE_CHUNK_BYTES);
+    const uint32_t by = wide_matrix(sh.weight + b % 2 * sh.P_BYTES);
     uint64_t *empty = sh.empty + b % 2 * FUSED_CHUNKS + group;
     wide_mma_begin();
 #pragma unroll
@@ -465,8 +467,8 @@ static __device__ __forceinline__ void fused_values(float (&acc)[FUSED_TILES][N8
 
 /* z of the warpgroup's columns: eights of heads and columns turn round in registers, and a quad of lanes writes 32 bytes of a head. */
 template <int N8>
-static __device__ __forceinline__ void fused_out(const attn_rows &r, const float (&acc)[FUSED_TILES][N8][4], const float *inverse, const fused_unit &u,
-                                                 int group, int lane, int warp) {
+static __device__ __forceinline__ void fused_out(const attn_rows &r, const float (&acc)[FUSED_TILES][N8][4], const float *inverse,
+                                                 const fused_unit &u, int group, int lane, int warp) {
     const int quad = lane & 3, odd = quad & 1;
 #pragma unroll
     for (int j = 0; j < N8; j++) {
@@ -487,8 +489,8 @@ static __device__ __forceinline__ void fused_out(const attn_rows &r, const float
 
 /* acc of a row of several parts. */
 template <int N8>
-static __device__ __forceinline__ void fused_keep(const attn_rows &r, const float (&acc)[FUSED_TILES][N8][4], const fused_unit &u, int group, int lane,
-                                                  int warp) {
+static __device__ __forceinline__ void fused_keep(const attn_rows &r, const float (&acc)[FUSED_TILES][N8][4], const fused_unit &u, int group,
+                                                  int lane, int warp) {
     float *to = r.acc + ((int64_t)u.t * r.n_part_max + u.part) * r.n_head * FUSED_KV + group * ATTN_CHUNK + warp * 16 + (lane >> 2);
 #pragma unroll
     for (int i = 0; i < FUSED_TILES * N8 * 4; i++) {

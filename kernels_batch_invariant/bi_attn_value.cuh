@@ -88,7 +88,8 @@ static __device__ __forceinline__ void value_weigh(const unsigned char *score, i
 }
 
 /* acc (16 heads, 32 columns) continues through one block of n entries. */
-static __device__ __forceinline__ void value_block(float acc[4][4], const unsigned char *v, const unsigned char *weight, int n, int wm, int wn, int lane) {
+static __device__ __forceinline__ void value_block(float acc[4][4], const unsigned char *v, const unsigned char *weight, int n, int wm, int wn,
+                                                   int lane) {
     for (int k = 0; k < n; k += BI_MMA_K) {
         uint32_t a[4], b[2][4];
         attn_load_matrix(a, weight + attn_swizzle(wm * 16 + (lane & 15), k / 8 + (lane >> 4), ATTN_P_BYTES));

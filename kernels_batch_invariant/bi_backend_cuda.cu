@@ -1,5 +1,8 @@
 /* Opens the CUDA backend: the op table, the scratch, the launch counters; see bi_cuda.cuh. */
 #include "bi_cuda.cuh"
+extern "C" {
+#include "bi_cuda_test.h"
+}
 
 static const char *const KERNEL_NAME[BI_K_COUNT] = {
 #define BI_CUDA_NAME(name) #name,
@@ -99,6 +102,19 @@ extern "C" void bi_cuda_note(const bi_backend *backend, char note[BI_CUDA_NOTE_B
     note[0] = 0;
     if (backend->op == table())
         bi_cuda_linear_note(backend->ctx, note, BI_CUDA_NOTE_BYTES);
+}
+
+extern "C" void bi_cuda_launch_reset(const bi_backend *backend) {
+    memset(backend->ctx->launch, 0, sizeof backend->ctx->launch);
+}
+
+/* Nothing in scratch has to be zero between calls. Counts that lie there are cleared as their op begins: of tiles by class
+ * (plan_kernel), of first digits (index_query), of weights by bin (sample's bound_kernel). What must be zero between launches, the
+ * arrivals of the dense products (dense_state), has memory of its own and stays; so have cuBLASLt's workspaces. */
+extern "C" br_status bi_cuda_poison(const bi_backend *backend) {
+    const bi_ctx *ctx = backend->ctx;
+    const cudaError_t error = ctx->scratch_bytes ? cudaMemsetAsync(ctx->scratch, 0xff, ctx->scratch_bytes, ctx->stream) : cudaSuccess;
+    return error == cudaSuccess ? BR_OK : br_fail(BR_E_DEVICE, "the GPU poisons no scratch: %s", cudaGetErrorString(error));
 }
 
 extern "C" int64_t bi_cuda_launch_count(const bi_backend *backend, const char *name) {

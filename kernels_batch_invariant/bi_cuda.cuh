@@ -105,8 +105,8 @@ static inline int64_t bi_ceil_div(int64_t a, int64_t b) {
 
 #ifdef __CUDACC__
 
-/* Launches overlap: one may start while the one ahead of it still runs, and everything of that one is done and seen once bi_cuda_await_before
- * returns. Each kernel that is launched so awaits first, in all threads, so that whoever awaits it has awaited all before it too. */
+/* Launches overlap: one may start while the one ahead still runs, but no block of it ends before that one is complete, so whoever awaits a launch
+ * has awaited all ahead of it. A thread that has not awaited reads nothing that they write, and writes nothing that they touch but faults. */
 static __device__ __forceinline__ void bi_cuda_await_before() {
     asm volatile("griddepcontrol.wait;\n" ::: "memory");
 }

@@ -259,7 +259,7 @@ static __global__ void __launch_bounds__(WIDE_THREADS, 1) wide_kernel(const __gr
     __shared__ int32_t n_item; /* no register is kept for it */
     const wide_memory memory = {(uint32_t)__cvta_generic_to_shared(stages), (uint32_t)__cvta_generic_to_shared(bars)};
     wide_ring ring = {0, 0};
-    asm volatile("griddepcontrol.launch_dependents;\n");
+    bi_cuda_let_next_start();
     if (threadIdx.x == 0) {
         n_item = p.plan.n_tile[2 + CLASS] * p.n_part;
         for (uint32_t i = 0; i < WIDE_STAGES; i++) {
@@ -272,7 +272,7 @@ static __global__ void __launch_bounds__(WIDE_THREADS, 1) wide_kernel(const __gr
     if (this_thread() >= 2 * 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"((int)WIDE_REGISTERS_FEED));
         if (this_thread() >= 2 * 128 + 32)
-            asm volatile("griddepcontrol.wait;\n" ::: "memory"); /* warps with nothing else to do: for the launch before */
+            bi_cuda_await_before(); /* warps with nothing else to do: for the launch before */
         else
             for (int32_t i = (int32_t)blockIdx.x; i < *(volatile int32_t *)&n_item; i += (int32_t)gridDim.x)
                 wide_feed_item<KIND>(p, wide_item_at(p, CLASS, i), memory, ring);

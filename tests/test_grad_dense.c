@@ -1,5 +1,6 @@
 /* Gradients of linear, glu and combine, host form: against central differences of the ops written down in binary64, with
  * mixed adapters, base rows, heads and ragged shapes; the same bytes at any thread count; errors. */
+#include "grad_bound.h"
 #include "grad_check.h"
 #include "test_support.h"
 
@@ -436,6 +437,66 @@ START_TEST(combine_is_differentiated) {
 }
 END_TEST
 
+/* ---- the bound on elements that the GPU's gradients are held to ---------------------------------------------------------------------- */
+
+/* out (n, width) = a^T b over n_term terms; a (n_term, n), b (n_term, width); rounded: both factors to bf16. */
+static void outer_sum(const float *a, const float *b, int n_term, int n, int width, int rounded, float *out) {
+    for (int i = 0; i < n * width; i++) {
+        double sum = 0;
+        for (int t = 0; t < n_term; t++) {
+            const float x = a[t * n + i / width], y = b[t * width + i % width];
+            sum += rounded ? (double)bi_widen(bi_round(x)) * bi_widen(bi_round(y)) : (double)x * y;
+        }
+        out[i] = (float)sum;
+    }
+}
+
+/* The largest of the row: what a wrong element of a large gradient is. */
+static int largest_of(const float *row, int width) {
+    int at = 0;
+    for (int c = 1; c < width; c++)
+        at = fabsf(row[c]) > fabsf(row[at]) ? c : at;
+    return at;
+}
+
+/* Both factors rounded, of one term to many; then one element is wrong: missing, twice itself, or of the other sign. */
+START_TEST(bound_takes_roundings_and_no_wrong_element) {
+    static const int shape[][3] = {{1, 900, 32}, {1, 32, 900}, {2, 48, 700}, {3, 200, 200}, {64, 300, 32}, {64, 1, 700}, {500, 100, 60}, {1, 2, 1}};
+    const int n_term = shape[_i][0], n = shape[_i][1], width = shape[_i][2], all = n * width;
+    op_random random = {test_seed(), 140 + (uint64_t)_i};
+    float *a = random_f32(&random, 1.0f, n_term * n), *b = random_f32(&random, 1.0f, n_term * width), *largest = output(width);
+    float *exact = output(all), *found = output(all);
+    outer_sum(a, b, n_term, n, width, 0, exact);
+    outer_sum(a, b, n_term, n, width, 1, found);
+    ck_assert_int_eq(grad_bound_first(exact, found, n, width, largest), all);
+    for (int c = 0; c < width; c++) { /* a row far larger than the others */
+        exact[all - width + c] *= 1024.0f;
+        found[all - width + c] *= 1024.0f;
+    }
+    ck_assert_int_eq(grad_bound_first(exact, found, n, width, largest), all);
+    for (int i = 0; i < 3; i++) {
+        const int at = all - width + largest_of(exact + all - width, width);
+        const float kept = found[at];
+        found[at] = i == 0 ? 0.0f : i == 1 ? 2 * kept : -kept;
+        ck_assert_int_eq(grad_bound_first(exact, found, n, width, largest), at);
+        found[at] = kept;
+    }
+    for (int row = 0; row < n - 1; row++) { /* among rows of one size */
+        const int at = row * width + largest_of(exact + row * width, width);
+        const float kept = found[at];
+        found[at] = 0.0f;
+        const int seen = grad_bound_first(exact, found, n - 1, width, largest) == at;
+        ck_assert_msg(seen || fabsf(exact[at]) < 0.05f * largest[at % width], "row %d", row);
+        found[at] = kept;
+    }
+    found[all - 1] = NAN;
+    ck_assert_int_eq(grad_bound_first(exact, found, n, width, largest), all - 1);
+    float *const block[] = {a, b, largest, exact, found};
+    for (int i = 0; i < 5; i++)
+        br_mem_free(block[i]);
+}
+END_TEST
+
 Suite *test_grad_dense_suite(void) {
     Suite *suite = suite_create("grad_dense");
     TCase *tcase = tcase_create("linear, glu, combine");
@@ -447,6 +508,7 @@ Suite *test_grad_dense_suite(void) {
     tcase_add_test(tcase, linear_refuses_wrong_arguments);
     tcase_add_loop_test(tcase, glu_is_differentiated, 0, 3);
     tcase_add_loop_test(tcase, combine_is_differentiated, 0, 3);
+    tcase_add_loop_test(tcase, bound_takes_roundings_and_no_wrong_element, 0, 8);
     suite_add_tcase(suite, tcase);
     return suite;
 }

@@ -35,6 +35,7 @@ static const struct {
     {"words", tidy_rule_words},
     {"paths", tidy_rule_paths},
     {"built", tidy_rule_built},
+    {"launches", tidy_rule_launches},
     {"golden", tidy_rule_golden},
 };
 
@@ -61,6 +62,7 @@ START_TEST(tree_is_seen) {
 }
 END_TEST
 
+#define KERNEL(body) "static __global__ void __launch_bounds__(256, 2) new_kernel(const int a) {\n" body "}\n"
 #define TEN "x;\n\n\n\n\n\n\n\n\n\n"
 #define SEVENTY TEN TEN TEN TEN TEN TEN TEN
 #define SIX_HUNDRED SEVENTY SEVENTY SEVENTY SEVENTY SEVENTY SEVENTY SEVENTY SEVENTY TEN TEN TEN TEN
@@ -151,6 +153,16 @@ static const struct {
     {tidy_rule_built, "src/kv/unbuilt.c", "/* */\n", "CMakeLists.txt does not name it"},
     {tidy_rule_built, "tests/test_unlisted.c", "/* */\n", "tests/suites.h has no SUITE(unlisted)"},
     {tidy_rule_built, "src/kv/br_kv.c", "/* */\n", NULL},
+
+    {tidy_rule_launches, "kernels_batch_invariant/f.cu", KERNEL("    x(a);\n    bi_cuda_begin();\n"), ":1: new_kernel: expected bi_cuda_begin()"},
+    {tidy_rule_launches, "kernels_batch_invariant/f.cuh", "template <int N>\nBI_ROW_KERNEL new_kernel(int a) {\n}\n", ":2: new_kernel: expected"},
+    {tidy_rule_launches, "kernels_batch_invariant/f.cu", KERNEL("    /* first */ bi_cuda_begin();\n    x(a);\n"), NULL},
+    {tidy_rule_launches, "kernels_batch_invariant/f.cu", KERNEL("    x(a);\n") "void f(void) { new_kernel<4, g<2>><<<1, 32>>>(0); }\n", NULL},
+    {tidy_rule_launches, "kernels_batch_invariant/f.cu",
+     KERNEL("    x(a);\n") "void f(void) { new_kernel<<<1, 32>>>(0);\n bi_cuda_launch(ctx, new_kernel, 1, 32, 0, 0); }\n", "new_kernel: expected"},
+    {tidy_rule_launches, "kernels_batch_invariant/f.cu", "__global__ void wide_kernel(int a) {\n    x(a);\n    bi_cuda_await_before();\n}\n", NULL},
+    {tidy_rule_launches, "kernels_batch_invariant/f.cu", "__global__ void wide_kernel(int a) {\n    x(a);\n}\n", "wide_kernel: expected"},
+    {tidy_rule_launches, "kernels_batch_invariant/f.cu", "void f() { asm(\"grid" "depcontrol.wait;\"); }\n", ":1: expected the helpers"},
 };
 
 enum { N_PLANTED = sizeof planted / sizeof planted[0] };

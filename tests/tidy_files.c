@@ -22,7 +22,7 @@ static int ends_with(const char *text, const char *end) {
 }
 
 int tidy_is_c(const char *path) {
-    return ends_with(path, ".c") || ends_with(path, ".h") || ends_with(path, ".cu");
+    return ends_with(path, ".c") || ends_with(path, ".h") || ends_with(path, ".cu") || ends_with(path, ".cuh");
 }
 
 void tidy_folder(const char *path, char *folder, size_t n) {

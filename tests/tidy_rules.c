@@ -283,8 +283,10 @@ void tidy_rule_float_functions(const tidy_tree *tree, const tidy_file *file, tid
         "expm1f", "tanh", "tanhf", "pow", "powf", "rsqrt", "rsqrtf", "__expf", "__logf", "__powf", "__tanhf", "__frsqrt_rn",
         "__fdividef", "fdividef", "_mm_rsqrt_ps", "_mm256_rsqrt_ps", "_mm512_rsqrt14_ps", "_mm_rcp_ps", "_mm256_rcp_ps",
     };
+    /* says at each of them why no bit moves */
+    const int has_max = strcmp(file->path, KERNELS "/bi_attn_fused.cuh") == 0;
     (void)tree;
-    for (size_t i = 0; i < sizeof banned / sizeof banned[0]; i++)
+    for (size_t i = has_max ? 4 : 0; i < sizeof banned / sizeof banned[0]; i++)
         if (file->code && tidy_in(file->path, PRODUCT) && !tidy_in(file->path, KERNELS "/backward")) /* gradients are under no bit contract */
             ban(file, file->code, banned[i], 1, "its bits depend on the library; numeric/ has our own", out);
 }
@@ -347,6 +349,102 @@ void tidy_rule_paths(const tidy_tree *tree, const tidy_file *file, tidy_report *
         if (at && (at == file->text || !is_word_char(at[-1])))
             tidy_say(out, file, line_of(file->text, at), "'%s' is a path of one machine", banned[i]);
     }
+}
+
+/* ---- launches that overlap -------------------------------------------------------------------------------------------------- */
+
+/* Behind the bracket that closes the one at `at`; the end of the text when none does. */
+static const char *behind(const char *at, char open, char close) {
+    int depth = 0;
+    for (; *at; at++) {
+        depth += *at == open;
+        depth -= *at == close;
+        if (depth == 0)
+            return at + 1;
+    }
+    return at;
+}
+
+static const char *skip_blanks(const char *at) {
+    return at + strspn(at, " \n");
+}
+
+static int is_directive(const char *text, const char *at) {
+    while (at > text && at[-1] != '\n')
+        at--;
+    return *at == '#';
+}
+
+/* From behind the word that makes a kernel: its name, and the place of its parameters; NULL: no kernel. */
+static const char *kernel_name(const char *at, char name[NAME_BYTES]) {
+    for (at = skip_blanks(at); isalpha((unsigned char)*at) || *at == '_'; at = skip_blanks(at)) {
+        const char *end = at;
+        while (is_word_char(*end))
+            end++;
+        snprintf(name, NAME_BYTES, "%.*s", (int)(end - at), at);
+        at = skip_blanks(end);
+        if (*at == '(' && !is_listed("__launch_bounds__ __cluster_dims__", name))
+            return at;
+        if (*at == '(')
+            at = behind(at, '(', ')');
+    }
+    return NULL;
+}
+
+/* Does the text launch the kernel by <<< >>>? */
+static int is_launched_plainly(const char *text, const char *name) {
+    for (const char *at = text; (at = find_word(text, at, name)); at++) {
+        const char *next = skip_blanks(at + strlen(name));
+        if (*next == '<' && strncmp(next, "<<<", 3) != 0)
+            next = skip_blanks(behind(next, '<', '>'));
+        if (strncmp(next, "<<<", 3) == 0)
+            return 1;
+    }
+    return 0;
+}
+
+static int is_plain(const tidy_tree *tree, const tidy_file *file, const char *name) {
+    char folder[NAME_BYTES];
+    int n = is_launched_plainly(file->code, name);
+    for (int i = 0; i < tree->n_file && !n; i++) {
+        tidy_folder(tree->file[i].path, folder, sizeof folder);
+        n = tree->file[i].code && strcmp(folder, KERNELS) == 0 && is_launched_plainly(tree->file[i].code, name);
+    }
+    return n;
+}
+
+/* Does a bi_cuda_launch of the text name it? */
+static int is_launched_early(const char *text, const char *name) {
+    for (const char *at = text; (at = find_word(text, at, "bi_cuda_launch")); at++) {
+        const char *open = skip_blanks(at + strlen("bi_cuda_launch")), *word = *open == '(' ? find_word(text, open, name) : NULL;
+        if (word && word < behind(open, '(', ')'))
+            return 1;
+    }
+    return 0;
+}
+
+/* A kernel that another launch may overlap waits first: see bi_cuda_begin. Those that are launched by <<< >>> need not, nor these:
+ * stream_kernel and both wide_kernels fetch what no launch writes, or multiply what no launch before them makes, and wait then;
+ * dense_kernel and kda_general are launched by <<< >>> through a table. */
+void tidy_rule_launches(const tidy_tree *tree, const tidy_file *file, tidy_report *out) {
+    static const char *const maker[] = {"__global__", "BI_ROW_KERNEL"};
+    static const char *const late = "stream_kernel wide_kernel", *const by_table = "dense_kernel kda_general";
+    char folder[NAME_BYTES], name[NAME_BYTES];
+    tidy_folder(file->path, folder, sizeof folder);
+    if (!file->code || strcmp(folder, KERNELS) != 0)
+        return;
+    if (strcmp(base_name(file->path), "bi_cuda.cuh") != 0 && strstr(file->text, "grid" "depcontrol"))
+        tidy_say(out, file, line_of(file->text, strstr(file->text, "grid" "depcontrol")), "expected the helpers of bi_cuda.cuh");
+    for (int i = 0; i < 2; i++)
+        for (const char *at = file->code; (at = find_word(file->code, at, maker[i])); at++) {
+            const char *open = is_directive(file->code, at) ? NULL : kernel_name(at + strlen(maker[i]), name);
+            const char *body = open ? skip_blanks(behind(open, '(', ')')) : NULL;
+            if (!body || *body != '{' || strncmp(skip_blanks(body + 1), "bi_cuda_begin();", 16) == 0)
+                continue;
+            const int waits = is_listed(late, name) && strstr(file->code, "bi_cuda_await_before();");
+            if (!waits && !is_listed(by_table, name) && (is_launched_early(file->code, name) || !is_plain(tree, file, name)))
+                tidy_say(out, file, line_of(file->code, at), "%s: expected bi_cuda_begin() first", name);
+        }
 }
 
 /* ---- nothing lies about --------------------------------------------------------------------------------------------------- */

@@ -34,7 +34,7 @@ const tidy_file *tidy_find(const tidy_tree *tree, const char *path);
 void tidy_say(tidy_report *out, const tidy_file *file, int line, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
-int tidy_is_c(const char *path);                           /* .c, .h, .cu */
+int tidy_is_c(const char *path);                           /* .c, .h, .cu, .cuh */
 void tidy_folder(const char *path, char *folder, size_t n); /* of "src/io/prompts.c": "src/io"; of "run": "" */
 int tidy_in(const char *path, const char *folders);        /* lies in or below one of them, blanks between */
 
@@ -52,6 +52,7 @@ void tidy_rule_flags(const tidy_tree *tree, const tidy_file *file, tidy_report *
 void tidy_rule_words(const tidy_tree *tree, const tidy_file *file, tidy_report *out);
 void tidy_rule_paths(const tidy_tree *tree, const tidy_file *file, tidy_report *out);
 void tidy_rule_built(const tidy_tree *tree, const tidy_file *file, tidy_report *out);
+void tidy_rule_launches(const tidy_tree *tree, const tidy_file *file, tidy_report *out);
 void tidy_rule_golden(const tidy_tree *tree, const tidy_file *file, tidy_report *out);
 
 #endif

@@ -1,5 +1,8 @@
 /* Opens the CUDA form of the gradients: the table, a forward backend of its own, the scratch. */
 #include "bi_grad_cuda.cuh"
+extern "C" {
+#include "bi_cuda_test.h"
+}
 
 static void close_cuda(bi_grad_ctx *ctx) {
     bi_grad_gemm_close(ctx);
@@ -40,6 +43,13 @@ static size_t scratch_for(const bi_limits *limits) {
         most = need > most ? need : most;
     }
     return most;
+}
+
+/* Nothing in scratch has to be zero between calls: attention's partial sums, which are added to, are cleared as it begins. */
+extern "C" br_status bi_grad_cuda_poison(const bi_grad *grad) {
+    const bi_grad_ctx *ctx = grad->ctx;
+    const cudaError_t error = ctx->scratch_bytes ? cudaMemsetAsync(ctx->scratch, 0xff, ctx->scratch_bytes, ctx->cuda->stream) : cudaSuccess;
+    return error == cudaSuccess ? bi_cuda_poison(&ctx->forward) : br_fail(BR_E_DEVICE, "the GPU poisons no scratch: %s", cudaGetErrorString(error));
 }
 
 extern "C" br_status bi_grad_cuda_open(const bi_limits *limits, br_device *device, bi_grad *out) {

@@ -2,6 +2,7 @@
 #include "cuda_cache.h"
 
 #include <math.h>
+#include <stdio.h>
 
 enum { CODE = 41, SEQS = 3, POS_MAX = 4096, BLOCKS = POS_MAX / BR_PAGE_TOK, HEADS_MAX = 128, ROWS_MAX = 8192 };
 
@@ -55,6 +56,17 @@ static void spoil(const attn_case *c, bi_bf16 *x, int32_t x_ld, bi_bf16 *q) {
     q[(int64_t)(c->seg[0].n_row) * c->n_head * c->d_kv_latent] = 0x7f80; /* first row of the second segment */
 }
 
+static void check_launches(const attn_case *c, const bi_batch *step) {
+    char list[100];
+    /* A row has parts of 2,048 entries, of its list or of what it sees; where it may have several, the merge follows. */
+    const int32_t visible = step->pos_max + 1, most = c->topk ? c->choice == CHOICE_ALL ? POS_MAX : c->topk : visible;
+    const int several = (most < visible ? most : visible) > BI_ATT_PART;
+    /* Latents of 512 + 64 on 16 bytes take the wide form, all others scores and then values; the rows of each case fit scratch at once. */
+    const int wide = c->d_kv_latent == 512 && c->d_rope == 64 && !c->loose;
+    snprintf(list, sizeof list, "latent_store 1, %s%s", wide ? "attn_fused 1" : "attn_score 1, attn_value 1", several ? ", attn_merge 1" : "");
+    twin_launched(&t, c->name, list);
+}
+
 static void check_attn(const attn_case *c) {
     const int n_seg = seg_count(c);
     const int32_t d_latent = c->d_kv_latent + c->d_rope, gap = c->loose ? 3 : 0, x_ld = d_latent + gap, head_ld = c->d_rope + gap;
@@ -92,8 +104,8 @@ static void check_attn(const attn_case *c) {
         n_select[row] = choose(&random, c->seg[i].pos + row - first + 1, c->topk, c->choice, select + (int64_t)row * select_ld);
     }
     twin_begin(&t);
-    for (int side = 0; side < 2; side++) {
-        const twin_side s = (twin_side)side;
+    TWIN_RUNS(&t, s) {
+        const int side = s;
         const bi_ops *op = t.backend[side].op;
         bi_latent_store_args store = {&fill.side[side], d_latent, twin_at(&t, s, x), x_ld, cache.side[side]};
         bi_attn_args attn = {&step.side[side], c->n_head, c->d_kv_latent, c->d_rope, twin_at(&t, s, q), twin_at(&t, s, q_r),
@@ -113,6 +125,7 @@ static void check_attn(const attn_case *c) {
     }
     ck_assert_int_eq(n_fault != 0, c->faults);
     twin_compare(&t, c->name);
+    check_launches(c, &step.side[TWIN_CUDA]);
 }
 
 #define NANO .n_head = 4, .d_kv_latent = 64, .d_rope = 16, .spread = 3, .size = 1
@@ -263,16 +276,15 @@ START_TEST(gates) {
         op_random_normals(&random, d % 2 ? 1.0f : 0x1p-127f, o, n);
         op_random_bf16s(&random, d % 2 ? 3.0f : 90.0f, gate, n);
         twin_begin(&t);
-        for (int side = 0; side < 2; side++) {
-            const twin_side s = (twin_side)side;
-            bi_attn_gate_args a = {n_row, d, twin_at(&t, s, o), twin_at(&t, s, gate), twin_at(&t, s, y)};
+        TWIN_RUNS(&t, side) {
+            bi_attn_gate_args a = {n_row, d, twin_at(&t, side, o), twin_at(&t, side, gate), twin_at(&t, side, y)};
             CHECK_OK(t.backend[side].op->attn_gate(t.backend[side].ctx, &a));
             a.gate = NULL;
-            a.y = twin_at(&t, s, bare);
+            a.y = twin_at(&t, side, bare);
             CHECK_OK(t.backend[side].op->attn_gate(t.backend[side].ctx, &a));
         }
-        CHECK_OK(twin_wait(&t));
         twin_compare(&t, "a gate");
+        twin_launched(&t, "a gate", "attn_gate 2");
     }
 }
 END_TEST

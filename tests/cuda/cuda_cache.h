@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-enum { CUDA_CACHE_SEG_MAX = 8 };
+enum { CUDA_CACHE_SEG_MAX = 8, CUDA_CACHE_BLOCK_MAX = 1 << 15 };
 
 typedef struct cuda_cache {
     bi_cache side[2];
@@ -17,10 +17,10 @@ typedef struct cuda_cache {
  * GPU's side, a multiple of 4. */
 static inline cuda_cache cuda_cache_of(twin *t, const size_t block_bytes[2], int n_seq, int n_block, int paged, size_t gap, op_random *random) {
     const int n = n_seq * n_block;
-    int order[4096];
+    int order[CUDA_CACHE_BLOCK_MAX];
     int32_t *table = TWIN_ARRAY(t, int32_t, "table", n), *first = TWIN_ARRAY(t, int32_t, "first", n_seq);
     cuda_cache cache;
-    ck_assert_int_le(n, 4096);
+    ck_assert_int_le(n, CUDA_CACHE_BLOCK_MAX);
     op_random_order(random, order, n);
     for (int i = 0; i < n; i++)
         table[i] = order[i];

@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MIB = 1 << 20, CODE = 61, SLOTS = 3, ROW_MAX = 400, EXPERT_MAX = 16, RANK_MAX = 48 };
+enum { MIB = 1 << 20, CODE = 61, SLOTS = 3, ROW_MAX = 400, EXPERT_MAX = 2000, RANK_MAX = 48, FEW_EXPERTS = 16 };
 
 typedef enum input_kind { NORMAL, TINY, LARGE, PLATEAU, WIDE_SCALES, BAD_ROWS, KINDS, WILD_B = KINDS } input_kind;
 
@@ -121,6 +121,33 @@ static void make_rows(op_random *random, const experts_case *c, bi_bf16 *x, int3
         x[row * c->d + row % c->d] = row % 2 ? 0x7fff : 0x7f80;
 }
 
+/* ---- launches ------------------------------------------------------------------------------------------------------ */
+
+/* Up to 8 places a tile of MXFP4 experts is one of few. */
+enum { FEW = 8 };
+
+static int any_adapter(const bi_adapter lora[SLOTS], int n_slot) {
+    for (int i = 0; i < n_slot; i++)
+        if (lora[i].a.data)
+            return 1;
+    return 0;
+}
+
+static void check_launches(twin *t, const experts_case *c, bi_adapter lora[3][2][SLOTS], const char *what) {
+    char list[120];
+    /* T of gate and up together, and of down, where an adapter acts on them */
+    const int n_t = (any_adapter(lora[0][TWIN_CUDA], c->n_slot) || any_adapter(lora[1][TWIN_CUDA], c->n_slot)) +
+                    any_adapter(lora[2][TWIN_CUDA], c->n_slot);
+    /* MXFP4: tiles of few in one launch, and where a step has rows for more, one a class of tiles that those can fill: up to 64, 96, 128,
+     * 144, 160 places; their rows are put into blocks before, counted with the plan. bf16: one for all. */
+    const int many = c->n_row > FEW, classes = many * (1 + (c->n_row > 64) + (c->n_row > 96) + (c->n_row > 128) + (c->n_row > 144));
+    const int n_plan = c->fp4 ? 1 + many : 1, n = c->fp4 ? 1 + classes : 1;
+    const int used = snprintf(list, sizeof list, "experts_plan %d, experts_up %d, experts_down %d", n_plan, n, n);
+    if (n_t)
+        snprintf(list + used, sizeof list - (size_t)used, ", experts_t %d", n_t);
+    twin_launched(t, what, list);
+}
+
 /* ---- one case ------------------------------------------------------------------------------------------------------ */
 
 static void run_case(twin *t, op_random *random, const experts_case *c) {
@@ -139,8 +166,8 @@ static void run_case(twin *t, op_random *random, const experts_case *c) {
     for (int m = 0; m < 3; m++)
         make_lora(t, random, c, m == 2 ? c->d : c->d_ff, m == 2 ? c->d_ff : c->d, lora[m]);
     twin_begin(t);
-    for (int i = 0; i < 2; i++) {
-        const twin_side side = (twin_side)i;
+    TWIN_RUNS(t, side) {
+        const int i = side;
         bi_experts_args a = {.n_row = c->n_row, .d = c->d, .d_ff = c->d_ff, .n_expert = c->n_expert, .topk = c->topk,
                              .x = twin_at(t, side, x), .expert = twin_at(t, side, expert), .w1 = w1.side[i], .w3 = w3.side[i],
                              .w2 = w2.side[i], .y = twin_at(t, side, y), .fault = {twin_at(t, side, fault), CODE}};
@@ -157,10 +184,11 @@ static void run_case(twin *t, op_random *random, const experts_case *c) {
     snprintf(what, sizeof what, "%d rows, %d -> %d, %d of %d experts, %s, %d slots of rank %d, kind %d, hot %d, shift %d", c->n_row, c->d,
              c->d_ff, c->topk, c->n_expert, c->fp4 ? "MXFP4" : "bf16", c->n_slot, c->rank, (int)c->kind, c->hot, c->shift);
     twin_compare(t, what);
+    check_launches(t, c, lora, what);
 }
 
 static void open_small(twin *t) {
-    const bi_limits limits = {.n_row = ROW_MAX, .d_in = 96, .d_out = 96, .rank = RANK_MAX, .n_slot = SLOTS, .n_expert = EXPERT_MAX,
+    const bi_limits limits = {.n_row = ROW_MAX, .d_in = 96, .d_out = 96, .rank = RANK_MAX, .n_slot = SLOTS, .n_expert = FEW_EXPERTS,
                               .n_expert_topk = 4, .d_expert = 320, .d_expert_ff = 320, .d_model = 320};
     twin_open(t, &limits, 16 * MIB);
 }
@@ -177,7 +205,7 @@ START_TEST(shapes_and_kinds) {
         const int s = round % 9;
         experts_case c = {.n_row = shape[s].n_row, .d = shape[s].d, .d_ff = shape[s].d_ff, .kind = (input_kind)(round / 9 % KINDS)};
         c.fp4 = c.d % 32 == 0 && c.d_ff % 32 == 0 && round % 2 == 0;
-        c.n_expert = 4 + op_random_below(&random, EXPERT_MAX - 3);
+        c.n_expert = 4 + op_random_below(&random, FEW_EXPERTS - 3);
         c.topk = 1 + op_random_below(&random, 4);
         c.n_slot = op_random_below(&random, SLOTS + 1);
         c.rank = ranks[op_random_below(&random, 6)];
@@ -200,6 +228,30 @@ START_TEST(every_width) {
         for (int fp4 = 0; fp4 < 2; fp4++) {
             experts_case c = {.n_row = hot[i] + 3, .d = 128, .d_ff = 160, .n_expert = 3, .topk = 1, .fp4 = fp4, .hot = hot[i], .rank = 32};
             c.n_slot = (i + fp4) % 4;
+            run_case(&t, &random, &c);
+        }
+    twin_close(&t);
+}
+END_TEST
+
+/* The plan is one block up to 4,095 pairs, then a cluster of one a 2,048 pairs, at most eight; more experts than it has threads, and so
+ * many that its shared memory takes the counts of fewer warps. */
+START_TEST(plans_of_every_size) {
+    static const struct {
+        int n_row, topk, n_expert, hot;
+    } plan[] = {{4095, 1, 16, 0}, {4096, 1, 16, 900}, {1365, 3, 16, 0},   {1024, 4, 16, 0},    {4097, 1, 1025, 0},  {4095, 4, 16, 0},
+                {4096, 4, 16, 0}, {4100, 4, 16, 0},   {1024, 4, 1024, 0}, {1024, 4, 1025, 0}, {1023, 4, 2000, 0}, {4096, 4, 2000, 0}};
+    const bi_limits limits = {.n_row = 4100, .d_in = 32, .d_out = 32, .rank = 16, .n_slot = 1, .n_expert = EXPERT_MAX, .n_expert_topk = 4,
+                              .d_expert = 32, .d_expert_ff = 32, .d_model = 32};
+    twin t;
+    op_random random = {test_seed(), 5};
+    twin_open(&t, &limits, 16 * MIB);
+    for (int i = 0; i < 12; i++)
+        for (int fp4 = 0; fp4 < 2; fp4++) {
+            experts_case c = {.n_row = plan[i].n_row, .d = 32, .d_ff = 32, .n_expert = plan[i].n_expert, .topk = plan[i].topk, .fp4 = fp4};
+            c.hot = plan[i].hot;
+            c.rank = 16;
+            c.n_slot = (i + fp4) % 2;
             run_case(&t, &random, &c);
         }
     twin_close(&t);
@@ -251,13 +303,14 @@ START_TEST(combine_rows) {
         op_random_bf16s(&random, i % 7 == 3 ? 0x1p-126f : 1.0f, e, n_row * topk * d);
         op_random_normals(&random, 0.3f, p, n_row * topk);
         twin_begin(&t);
-        for (int side = 0; side < 2; side++) {
-            const bi_combine_args a = {.n_row = n_row, .d = d, .topk = topk, .e = twin_at(&t, (twin_side)side, e),
-                                       .p = twin_at(&t, (twin_side)side, p), .y = twin_at(&t, (twin_side)side, y)};
+        TWIN_RUNS(&t, side) {
+            const bi_combine_args a = {.n_row = n_row, .d = d, .topk = topk, .e = twin_at(&t, side, e), .p = twin_at(&t, side, p),
+                                       .y = twin_at(&t, side, y)};
             CHECK_OK(t.backend[side].op->combine(t.backend[side].ctx, &a));
         }
         snprintf(what, sizeof what, "%d rows of %d from %d, shift %d", n_row, d, topk, shift);
         twin_compare(&t, what);
+        twin_launched(&t, what, "combine 1");
     }
     twin_close(&t);
 }
@@ -291,6 +344,7 @@ Suite *cuda_experts_suite(void) {
     tcase_set_timeout(tests, 300);
     tcase_add_test(tests, shapes_and_kinds);
     tcase_add_test(tests, every_width);
+    tcase_add_test(tests, plans_of_every_size);
     tcase_add_test(tests, wild_adapters);
     tcase_add_test(tests, real_widths);
     tcase_add_test(tests, combine_rows);

@@ -125,9 +125,9 @@ static void check_attn(const attn_case *c) {
     op_random_bf16s(&random, c->spread, x.q_r, real * c->n_head * x.head_ld);
     op_random_bf16s(&random, 1.0f, x.latent, real * x.latent_ld);
     op_random_normals(&random, 1.0f, x.dz, real * c->n_head * c->d);
-    x.dq = c->without & 1 ? NULL : grad_twin_out(&g, "dq", n_q * c->d);
-    x.dq_r = c->without & 2 || !c->d_rope ? NULL : grad_twin_out(&g, "dq_r", n_q * c->d_rope);
-    x.dlatent = c->without & 4 ? NULL : grad_twin_out(&g, "dlatent", (int64_t)n * d_latent);
+    x.dq = c->without & 1 ? NULL : grad_twin_out(&g, "dq", n_q * c->d, c->d);
+    x.dq_r = c->without & 2 || !c->d_rope ? NULL : grad_twin_out(&g, "dq_r", n_q * c->d_rope, c->d_rope);
+    x.dlatent = c->without & 4 ? NULL : grad_twin_out(&g, "dlatent", (int64_t)n * d_latent, d_latent);
     grad_twin_run(&g, c->name, call_attn, &x);
 }
 
@@ -229,8 +229,8 @@ static void check_gate(int32_t n_row, int32_t d, int gated) {
     op_random_normals(&random, 1.0f, x.dy, n);
     if (gated)
         op_random_bf16s(&random, d % 2 ? 3.0f : 90.0f, x.gate, n);
-    x.d_o = grad_twin_out(&g, "do", n);
-    x.dgate = gated ? grad_twin_out(&g, "dgate", n) : TWIN_ARRAY(&g.t, float, "no dgate", n);
+    x.d_o = grad_twin_out(&g, "do", n, d);
+    x.dgate = gated ? grad_twin_out(&g, "dgate", n, d) : TWIN_ARRAY(&g.t, float, "no dgate", n);
     grad_twin_run(&g, "gate", call_gate, &x);
 }
 
@@ -281,7 +281,7 @@ static void check_score(int32_t n_row, int32_t d, int32_t n_vocab, float spread)
     if (n_row > 2)
         x.dlogprob[1] = 0.0f;
     x.w = twin_stack(&g.t, w, 1, n_vocab, d);
-    x.dx = grad_twin_out(&g, "dx", (int64_t)n_row * d);
+    x.dx = grad_twin_out(&g, "dx", (int64_t)n_row * d, d);
     grad_twin_run(&g, "score", call_score, &x);
 }
 
@@ -331,7 +331,7 @@ static void check_route(int32_t n_row, int32_t d, int32_t n_expert, int32_t topk
             if (op_random_below(&random, n_expert - e) < topk - n)
                 x.expert[t * topk + n++] = e;
     x.w = twin_stack(&g.t, w, 1, n_expert, d);
-    x.dx = grad_twin_out(&g, "dx", (int64_t)n_row * d);
+    x.dx = grad_twin_out(&g, "dx", (int64_t)n_row * d, d);
     grad_twin_run(&g, "route", call_route, &x);
 }
 

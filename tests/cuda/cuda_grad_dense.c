@@ -48,7 +48,7 @@ static void make_linear(grad_twin *g, op_random *random, const linear_case *c, l
     l->x = TWIN_ARRAY(&g->t, bi_bf16, "x", n_x + c->shift) + c->shift;
     l->dy = TWIN_ARRAY(&g->t, float, "dy", n_dy + c->shift) + c->shift;
     l->row_slot = TWIN_ARRAY(&g->t, int32_t, "slots", c->n_row);
-    l->dx = c->adapters_only ? NULL : grad_twin_out(g, "dx", n_x);
+    l->dx = c->adapters_only ? NULL : grad_twin_out(g, "dx", n_x, c->n_in);
     op_random_bf16s(random, 1.0f, l->x, n_x);
     op_random_normals(random, 1.0f, l->dy, n_dy);
     for (int i = 0; i < c->n_row; i++)
@@ -60,8 +60,8 @@ static void make_linear(grad_twin *g, op_random *random, const linear_case *c, l
         op_random_normals(random, 1.0f, l->s[i], c->n_head);
         l->a[i] = make_mat(&g->t, random, c->n_head, rank, c->n_in, scale);
         l->b[i] = make_mat(&g->t, random, c->n_head, c->n_out, rank, 0.3f);
-        l->da[i] = c->dx_only ? NULL : grad_twin_out(g, "da", (int64_t)c->n_head * rank * c->n_in);
-        l->db[i] = c->dx_only ? NULL : grad_twin_out(g, "db", (int64_t)c->n_head * c->n_out * rank);
+        l->da[i] = c->dx_only ? NULL : grad_twin_out(g, "da", (int64_t)c->n_head * rank * c->n_in, c->n_in);
+        l->db[i] = c->dx_only ? NULL : grad_twin_out(g, "db", (int64_t)c->n_head * c->n_out * rank, rank);
     }
 }
 
@@ -181,8 +181,8 @@ START_TEST(glu) {
         l.gate = TWIN_ARRAY(&g.t, float, "g", l.n_row * l.ld);
         l.up = TWIN_ARRAY(&g.t, float, "u", l.n_row * l.ld);
         l.dy = TWIN_ARRAY(&g.t, float, "dy", l.n_row * l.d);
-        l.dg = grad_twin_out(&g, "dg", l.n_row * l.d);
-        l.du = grad_twin_out(&g, "du", l.n_row * l.d);
+        l.dg = grad_twin_out(&g, "dg", l.n_row * l.d, l.d);
+        l.du = grad_twin_out(&g, "du", l.n_row * l.d, l.d);
         op_random_normals(&random, scale[i / 5], l.gate, l.n_row * l.ld);
         op_random_normals(&random, scale[i / 5], l.up, l.n_row * l.ld);
         op_random_normals(&random, 1.0f, l.dy, l.n_row * l.d);
@@ -220,8 +220,8 @@ START_TEST(combine) {
         l.e = TWIN_ARRAY(&g.t, bi_bf16, "e", n_pair * l.d);
         l.p = TWIN_ARRAY(&g.t, float, "p", n_pair);
         l.dy = TWIN_ARRAY(&g.t, float, "dy", l.n_row * l.d);
-        l.de = grad_twin_out(&g, "de", n_pair * l.d);
-        l.dp = grad_twin_out(&g, "dp", n_pair);
+        l.de = grad_twin_out(&g, "de", n_pair * l.d, l.d);
+        l.dp = grad_twin_out(&g, "dp", n_pair, l.topk);
         op_random_bf16s(&random, 1.0f, l.e, n_pair * l.d);
         op_random_normals(&random, 0.3f, l.p, n_pair);
         op_random_normals(&random, 1.0f, l.dy, l.n_row * l.d);

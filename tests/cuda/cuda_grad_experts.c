@@ -104,8 +104,8 @@ static void make_maps(grad_twin *g, op_random *random, const experts_case *c, ex
             l->a[m][i] = make_bf16(&g->t, random, c->n_expert, rank, n_in, scale);
             l->b[m][i] = make_bf16(&g->t, random, c->n_expert, n_out, rank, 0.3f);
             if (c->want & 2) {
-                l->da[m][i] = grad_twin_out(g, m == 0 ? "da of w1" : m == 1 ? "da of w3" : "da of w2", (int64_t)c->n_expert * rank * n_in);
-                l->db[m][i] = grad_twin_out(g, m == 0 ? "db of w1" : m == 1 ? "db of w3" : "db of w2", (int64_t)c->n_expert * rank * n_out);
+                l->da[m][i] = grad_twin_out(g, m == 0 ? "da of w1" : m == 1 ? "da of w3" : "da of w2", (int64_t)c->n_expert * rank * n_in, n_in);
+                l->db[m][i] = grad_twin_out(g, m == 0 ? "db of w1" : m == 1 ? "db of w3" : "db of w2", (int64_t)c->n_expert * rank * n_out, rank);
             }
         }
     }
@@ -150,7 +150,7 @@ static void run_case(grad_twin *g, op_random *random, const experts_case *c) {
     l.dy = TWIN_ARRAY(&g->t, float, "dy", c->n_row * c->topk * c->d);
     l.expert = TWIN_ARRAY(&g->t, int32_t, "experts", c->n_row * c->topk);
     l.row_slot = TWIN_ARRAY(&g->t, int32_t, "slots", c->n_row);
-    l.dx = c->want & 1 ? grad_twin_out(g, "dx", c->n_row * c->d) : NULL;
+    l.dx = c->want & 1 ? grad_twin_out(g, "dx", c->n_row * c->d, c->d) : NULL;
     make_rows(random, c, &l);
     make_maps(g, random, c, &l);
     snprintf(what, sizeof what, "%d rows, %d -> %d, %d of %d experts, %s, %d slots of rank %d, hot %d, shift %d", c->n_row, c->d, c->d_ff, c->topk,

@@ -74,7 +74,7 @@ START_TEST(rmsnorm) {
         const int n_row = shape[i][0], d = shape[i][1], ld = d + shape[i][2];
         grad_twin_reset(&g);
         bi_grad_norm_args a = {n_row, d, numbers("x", (int64_t)n_row * ld, 1.0f, i % 2), ld, floats("w", d, 0.5f, 1.0f, 0), eps(d),
-                               floats("dy", (int64_t)n_row * d, 1.0f, 0.0f, 0), grad_twin_out(&g, "dx", (int64_t)n_row * d)};
+                               floats("dy", (int64_t)n_row * d, 1.0f, 0.0f, 0), grad_twin_out(&g, "dx", (int64_t)n_row * d, d)};
         grad_twin_run(&g, "rmsnorm", call_norm, &a);
     }
 }
@@ -100,7 +100,7 @@ static void try_conv(const int *length, int n_seg, int n_pad, int n_chan, int ga
     conv_case c = {.batch = batch_of(length, n_seg, n_pad)};
     const int64_t n_row = c.batch.side[0].n_row, n = n_row * n_chan;
     c.args = (bi_grad_conv_args){NULL, n_chan, numbers("x", n_row * (n_chan + gap), 1.0f, gap % 2), n_chan + gap,
-                                 floats("w", (int64_t)n_chan * 4, 1.0f, 0.0f, 0), floats("dy", n, 1.0f, 0.0f, 0), grad_twin_out(&g, "dx", n)};
+                                 floats("w", (int64_t)n_chan * 4, 1.0f, 0.0f, 0), floats("dy", n, 1.0f, 0.0f, 0), grad_twin_out(&g, "dx", n, n_chan)};
     grad_twin_run(&g, "conv", call_conv, &c);
 }
 
@@ -131,8 +131,8 @@ START_TEST(kda_gate) {
         grad_twin_reset(&g);
         bi_grad_kda_gate_args a = {n_row, n_head, d, numbers("f", n, 3.0f, i % 3), numbers("b", n_beta, 2.0f, 0),
                                    floats("a_log", n_head, 0.7f, 0.0f, 0), floats("dt_bias", (int64_t)n_head * d, 1.0f, 0.0f, 0), i % 2, -5.0f,
-                                   floats("da", n, 1.0f, 0.0f, 0), floats("dbeta", n_beta, 1.0f, 0.0f, 0), grad_twin_out(&g, "df", n),
-                                   grad_twin_out(&g, "db", n_beta)};
+                                   floats("da", n, 1.0f, 0.0f, 0), floats("dbeta", n_beta, 1.0f, 0.0f, 0), grad_twin_out(&g, "df", n, d),
+                                   grad_twin_out(&g, "db", n_beta, n_head)};
         grad_twin_run(&g, "kda_gate", call_gate, &a);
     }
 }
@@ -172,11 +172,11 @@ static void try_kda(const int *length, int n_seg, int n_pad, int n_head, int d, 
     const bi_bf16 *q = numbers("q", n_row * ld, 1.0f, off), *k = numbers("k", n_row * ld, 1.0f, off), *v = numbers("v", n_row * ld, 1.0f, off);
     const float *a = decays(n, least), *beta = floats("beta", n_beta, 0.15f, 0.5f, 0), *d_o = floats("do", n, 1.0f, 0.0f, 0);
     c.args = (bi_grad_kda_args){NULL, n_head, d, q, k, v, ld, a, beta, bi_const_kda_scale(d), d_o, NULL, NULL, NULL, NULL, NULL};
-    c.args.dq = grad_twin_out(&g, "dq", n);
-    c.args.dk = grad_twin_out(&g, "dk", n);
-    c.args.dv = grad_twin_out(&g, "dv", n);
-    c.args.da = grad_twin_out(&g, "da", n);
-    c.args.dbeta = grad_twin_out(&g, "dbeta", n_beta);
+    c.args.dq = grad_twin_out(&g, "dq", n, d);
+    c.args.dk = grad_twin_out(&g, "dk", n, d);
+    c.args.dv = grad_twin_out(&g, "dv", n, d);
+    c.args.da = grad_twin_out(&g, "da", n, d);
+    c.args.dbeta = grad_twin_out(&g, "dbeta", n_beta, n_head);
     grad_twin_run(&g, "kda", call_kda, &c);
 }
 
@@ -231,8 +231,8 @@ START_TEST(kda_norm) {
         const int64_t n = (int64_t)n_row * n_head * d;
         grad_twin_reset(&g);
         bi_grad_kda_norm_args a = {n_row, n_head, d, floats("o", n, 1.0f, 0.0f, i % 2), floats("w", d, 0.5f, 1.0f, 0),
-                                   numbers("gate", n, 2.0f, i % 3), eps(d), floats("dy", n, 1.0f, 0.0f, 0), grad_twin_out(&g, "do", n),
-                                   grad_twin_out(&g, "dgate", n)};
+                                   numbers("gate", n, 2.0f, i % 3), eps(d), floats("dy", n, 1.0f, 0.0f, 0), grad_twin_out(&g, "do", n, d),
+                                   grad_twin_out(&g, "dgate", n, d)};
         grad_twin_run(&g, "kda_norm", call_kda_norm, &a);
     }
 }
@@ -262,10 +262,10 @@ START_TEST(attnres) {
         grad_twin_reset(&g);
         for (int k = 0; k < n_bank; k++) {
             bank[k] = numbers("bank", n, 1.0f, k % 2);
-            dbank[k] = k == 3 ? NULL : grad_twin_out(&g, "dbank", n); /* not wanted */
+            dbank[k] = k == 3 ? NULL : grad_twin_out(&g, "dbank", n, d); /* not wanted */
         }
         bi_grad_attnres_args a = {n_row, d, n_bank, bank, numbers("p", n, 1.0f, 0), floats("w", d, d > 100 ? 0.05f : 0.6f, 0.0f, 0), eps(d),
-                                  floats("dy", n, 1.0f, 0.0f, 0), dbank, i == 3 ? NULL : grad_twin_out(&g, "dp", n)};
+                                  floats("dy", n, 1.0f, 0.0f, 0), dbank, i == 3 ? NULL : grad_twin_out(&g, "dp", n, d)};
         grad_twin_run(&g, "attnres", call_attnres, &a);
     }
 }

@@ -29,7 +29,26 @@ static void make_inputs(op_random *random, const head_case *c, bi_bf16 *x, bi_bf
         x[c->bad_row * c->d] = c->bad_row % 2 ? 0x7fff : 0x7f80;
 }
 
-static void run_case(twin *t, op_random *random, const head_case *c) {
+/* Rows go in parts of n_part_row. More than 64 of a vocabulary of whole tiles of 256, rows of x on 16 bytes, no entropies: one launch
+ * that keeps the logits. Else the logits of so many sub-blocks of 128 as 32 MiB hold for these rows: a product and a launch each. */
+static void check_launches(twin *t, const head_case *c, int n_part_row, const char *what) {
+    int n_part = 0, n_head = 0, n_product = 0;
+    char list[100];
+    for (int row = 0; row < c->n_row; row += n_part_row, n_part++) {
+        const int n = c->n_row - row < n_part_row ? c->n_row - row : n_part_row, fit = (32 << 20) / 4 / n / 128, n_block = (c->n_vocab + 127) / 128;
+        const int is_whole = n > 64 && c->n_vocab % 256 == 0 && c->d % 8 == 0 && !c->entropy;
+        const int n_chunk = is_whole ? 1 : (n_block + fit - 1) / fit;
+        n_head += n_chunk;
+        n_product += is_whole ? 0 : n_chunk;
+    }
+    const int used = snprintf(list, sizeof list, "head %d, head_merge %d", n_head, n_part);
+    if (n_product)
+        snprintf(list + used, sizeof list - (size_t)used, ", linear_small|linear_large|linear_tile %d", n_product);
+    twin_launched(t, what, list);
+}
+
+/* n_part_row: of the limits. */
+static void run_case(twin *t, op_random *random, const head_case *c, int n_part_row) {
     static const float temperatures[] = {1.0f, 0.0f, 0.7f, 1.0f, 1.3f, 0x1p-10f, 0x1p10f};
     char what[160];
     twin_reset(t);
@@ -46,15 +65,16 @@ static void run_case(twin *t, op_random *random, const head_case *c) {
     }
     twin_mat map = twin_stack(t, w, 1, c->n_vocab, c->d);
     twin_begin(t);
-    for (int side = 0; side < 2; side++) {
-        bi_score_args a = {.n_row = c->n_row, .d = c->d, .n_vocab = c->n_vocab, .x = twin_at(t, (twin_side)side, x), .w = map.side[side],
-                           .token = twin_at(t, (twin_side)side, token), .temperature = twin_at(t, (twin_side)side, temperature),
-                           .logprob = twin_at(t, (twin_side)side, logprob), .logprob_raw = twin_at(t, (twin_side)side, raw),
-                           .entropy = twin_at(t, (twin_side)side, entropy), .fault = {twin_at(t, (twin_side)side, fault), 55}};
+    TWIN_RUNS(t, side) {
+        bi_score_args a = {.n_row = c->n_row, .d = c->d, .n_vocab = c->n_vocab, .x = twin_at(t, side, x), .w = map.side[side],
+                           .token = twin_at(t, side, token), .temperature = twin_at(t, side, temperature),
+                           .logprob = twin_at(t, side, logprob), .logprob_raw = twin_at(t, side, raw),
+                           .entropy = twin_at(t, side, entropy), .fault = {twin_at(t, side, fault), 55}};
         CHECK_OK(t->backend[side].op->score(t->backend[side].ctx, &a));
     }
     snprintf(what, sizeof what, "%d rows of %d, %d tokens, kind %d, entropy %d", c->n_row, c->d, c->n_vocab, c->kind, c->entropy);
     twin_compare(t, what);
+    check_launches(t, c, n_part_row, what);
 }
 
 START_TEST(every_kind_and_size) {
@@ -70,7 +90,7 @@ START_TEST(every_kind_and_size) {
             head_case c = {.n_row = rows[(v * 3 + kind) % 8], .d = widths[(v + kind) % 4], .n_vocab = vocabs[v], .kind = kind};
             c.entropy = (v + kind) % 3 != 0;
             c.bad_row = (v + kind) % 5 == 0 ? c.n_row - 1 : -1;
-            run_case(&t, &random, &c);
+            run_case(&t, &random, &c, limits.n_row);
         }
     twin_close(&t);
 }
@@ -90,7 +110,7 @@ START_TEST(whole_tiles) {
         c.kind = (i + i / 7) % 7;
         c.entropy = i % 8 == 0;
         c.bad_row = i % 5 == 0 ? c.n_row / 2 : -1;
-        run_case(&t, &random, &c);
+        run_case(&t, &random, &c, limits.n_row);
     }
     twin_close(&t);
 }
@@ -105,7 +125,7 @@ START_TEST(many_parts) {
     static const int rows[] = {1, 64, 96, 200};
     for (int i = 0; i < 4; i++) {
         head_case c = {.n_row = rows[i], .d = 32, .n_vocab = 140000 - i * 3, .entropy = i % 2, .bad_row = -1};
-        run_case(&t, &random, &c);
+        run_case(&t, &random, &c, limits.n_row);
     }
     twin_close(&t);
 }
@@ -119,7 +139,7 @@ START_TEST(real_width) {
     static const int rows[] = {1, 16, 130};
     for (int i = 0; i < 3; i++) {
         head_case c = {.n_row = rows[i], .d = 7168, .n_vocab = 3000 + 8 * i, .entropy = 1, .bad_row = -1};
-        run_case(&t, &random, &c);
+        run_case(&t, &random, &c, limits.n_row);
     }
     twin_close(&t);
 }

@@ -5,11 +5,12 @@
 #include "twin.h"
 
 #include "br_mem.h"
+#include "dense_forms.h"
 #include "test_support.h"
 
 #include <string.h>
 
-enum { CODE = 13, MEMORY = 16 << 20, SEQ_MAX = 70 };
+enum { CODE = 13, MEMORY = 16 << 20, SEQ_MAX = 70, SEG_MAX = 2048 };
 
 static twin t;
 
@@ -84,13 +85,12 @@ static void gate_case(int n_row, int n_head, int d, int bounded, float scale, in
     op_random_normals(&random, 1.0f, a_log, n_head);
     op_random_normals(&random, 1.0f, bias, width);
     twin_begin(&t);
-    for (int side = 0; side < 2; side++) {
-        const twin_side s = (twin_side)side;
+    TWIN_RUNS(&t, s) {
+        const int side = s;
         const bi_kda_gate_args args = {n_row, n_head, d, twin_at(&t, s, f), twin_at(&t, s, b), twin_at(&t, s, a_log), twin_at(&t, s, bias),
                                        bounded, -5.0f, twin_at(&t, s, a), twin_at(&t, s, beta)};
         CHECK_OK(t.backend[side].op->kda_gate(t.backend[side].ctx, &args));
     }
-    CHECK_OK(twin_wait(&t));
     twin_compare(&t, "kda_gate");
 }
 
@@ -120,13 +120,12 @@ static void norm_case(int n_row, int n_head, int d, float scale, int shift, int 
     if (broken_row >= 0)
         o[broken_row * n_head * d + d / 2] = 0x1p100f;
     twin_begin(&t);
-    for (int side = 0; side < 2; side++) {
-        const twin_side s = (twin_side)side;
+    TWIN_RUNS(&t, s) {
+        const int side = s;
         const bi_kda_norm_args args = {n_row, n_head, d, twin_at(&t, s, o), twin_at(&t, s, w), twin_at(&t, s, gate), 1e-5f,
                                        twin_at(&t, s, y), {twin_at(&t, s, fault), CODE}};
         CHECK_OK(t.backend[side].op->kda_norm(t.backend[side].ctx, &args));
     }
-    CHECK_OK(twin_wait(&t));
     twin_compare(&t, "kda_norm");
     for (int i = 0; i < n_row; i++)
         ck_assert_uint_eq(fault[i], i == broken_row ? CODE : 0);
@@ -157,7 +156,7 @@ typedef struct kda_rig {
     int32_t *index;
     twin_block state;
     size_t seq_bytes;
-    int pos[SEQ_MAX];
+    int pos[SEG_MAX];
     /* One element of one token is this pattern instead. */
     int broken_seq, broken_pos, broken_head;
     char broken_array;
@@ -226,9 +225,9 @@ static void settle_nans(const kda_rig *rig) {
 
 /* The next n[i] rows of sequence seq[i]; 0 rows are a padding segment. */
 static void kda_step(kda_rig *rig, const int *seq, const int *n, int n_seg) {
-    bi_seg seg[SEQ_MAX] = {{0}};
+    bi_seg seg[SEG_MAX] = {{0}};
     int n_row = 0;
-    ck_assert_int_le(n_seg, SEQ_MAX);
+    ck_assert_int_le(n_seg, SEG_MAX);
     for (int i = 0; i < n_seg; i++) {
         seg[i] = (bi_seg){.seq = seq[i], .n_row = n[i], .pos = n[i] ? rig->pos[seq[i]] : 1};
         for (int r = 0; r < n[i]; r++)
@@ -239,8 +238,8 @@ static void kda_step(kda_rig *rig, const int *seq, const int *n, int n_seg) {
     memset(rig->o, 0xff, sizeof(float) * (size_t)(rig->n_row_max * rig->n_head * rig->d));
     const twin_batch batch = twin_batch_of(&t, seg, n_seg);
     twin_begin(&t);
-    for (int side = 0; side < 2; side++) {
-        const twin_side s = (twin_side)side;
+    TWIN_RUNS(&t, s) {
+        const int side = s;
         const bi_kda_args args = {.batch = &batch.side[side], .n_head = rig->n_head, .d = rig->d, .ld = rig->ld,
                                   .q = twin_at(&t, s, rig->q), .k = twin_at(&t, s, rig->k), .v = twin_at(&t, s, rig->v),
                                   .a = twin_at(&t, s, rig->a), .beta = twin_at(&t, s, rig->beta), .scale = bi_const_kda_scale(rig->d),
@@ -256,10 +255,6 @@ static void kda_step(kda_rig *rig, const int *seq, const int *n, int n_seg) {
 
 static void kda_one(kda_rig *rig, int seq, int n) {
     kda_step(rig, &seq, &n, 1);
-}
-
-static int64_t launches(const char *name) {
-    return bi_cuda_launch_count(&t.backend[TWIN_CUDA], name);
 }
 
 /* Every head size, aligned or not, every family: prefill, one row, prefill again, then anew from position 0 on a used state. */
@@ -292,12 +287,10 @@ START_TEST(every_tiling) {
     static const int seq[] = {0, 1, 2, 3}, n[] = {9, 8, 10, 2};
     for (size_t i = 0; i < sizeof heads / sizeof heads[0]; i++) {
         kda_rig rig = kda_new(heads[i], 128, 1, 19, ORDINARY, 0, 0);
-        const int64_t prefill = launches("kda_prefill"), decode = launches("kda_decode"), general = launches("kda_general");
         kda_one(&rig, 0, 19);
-        ck_assert_int_eq(launches("kda_prefill") - prefill, 1);
+        twin_launched(&t, "one long segment", "kda_prefill 1");
         kda_one(&rig, 0, 1);
-        ck_assert_int_eq(launches("kda_decode") - decode, 1);
-        ck_assert_int_eq(launches("kda_general") - general, 0);
+        twin_launched(&t, "one row", "kda_decode 1");
         kda_one(&rig, 0, 3);
     }
     for (size_t i = 4; i < sizeof heads / sizeof heads[0]; i += 3) {
@@ -372,15 +365,30 @@ START_TEST(many_states) {
         }
         if (step == 2)
             rig.broken_seq = 9, rig.broken_pos = rig.pos[9], rig.broken_head = 3, rig.broken_array = 'q', rig.broken_bits = 0x7f80;
-        const int64_t streamed = launches("kda_decode_ring");
         kda_step(&rig, seq, n, SEQ_MAX);
-        ck_assert_int_eq(launches("kda_decode_ring") - streamed, 1);
+        twin_launched(&t, "many states", step < 3 ? "kda_decode_ring 1" : "kda_prefill 1, kda_decode_ring 1");
     }
     rig = kda_new(97, 128, 12, 12, TINY, 0, 0);
     for (int step = 0; step < 2; step++) {
         for (int i = 0; i < 12; i++)
             seq[i] = i, n[i] = 1;
         kda_step(&rig, seq, n, 12);
+    }
+}
+END_TEST
+
+/* Single rows on both sides of where decoding streams: eight (sequence, head) an SM. */
+START_TEST(floor_of_the_ring) {
+    const int floor = 8 * dense_forms_sm_count(&t.backend[TWIN_CUDA]);
+    int seq[SEG_MAX], n[SEG_MAX];
+    for (int i = 0; i < SEG_MAX; i++)
+        seq[i] = i, n[i] = 1;
+    for (int below = 0; below < 2; below++) {
+        kda_rig rig = kda_new(1, 128, floor - below, floor, ORDINARY, 0, 0);
+        for (int step = 0; step < 2; step++) {
+            kda_step(&rig, seq, n, floor - below);
+            twin_launched(&t, "single rows", below ? "kda_decode 1" : "kda_decode_ring 1");
+        }
     }
 }
 END_TEST
@@ -455,6 +463,7 @@ Suite *cuda_kda_suite(void) {
     tcase_add_test(tcase, mixed_steps);
     tcase_add_test(tcase, many_sequences);
     tcase_add_test(tcase, many_states);
+    tcase_add_test(tcase, floor_of_the_ring);
     tcase_add_test(tcase, faults_stay_in_their_sequence);
     tcase_add_test(tcase, full_width);
     tcase_add_test(tcase, refuses_what_the_oracle_refuses);

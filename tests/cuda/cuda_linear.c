@@ -1,123 +1,13 @@
 /* linear on the GPU: packed matrices, every form of the dense product and its thresholds, mixed adapters, faults, recorded
  * steps; all against the oracle, byte for byte. */
+#include "linear_rig.h"
 #include "test_support.h"
-#include "twin.h"
 
-#include <stdio.h>
 #include <string.h>
 
-enum { SLOT_MAX = 16, MIB = 1 << 20 };
+enum { MIB = 1 << 20 };
 
-/* How inputs are drawn. */
-typedef enum family { NORMAL, WIDE, TINY, FAMILY_COUNT } family;
-
-typedef struct linear_case {
-    int n_row, n_head, n_in, n_out;
-    int y_f32, check;
-    int x_shift, x_gap, y_gap; /* elements before x, between rows of x and of y */
-    int n_slot;                /* 0: no adapters */
-    int slots_used;            /* rows draw slots below this one, and -1 */
-    int run;                   /* rows of one slot that follow each other; 0: one */
-    int heads_apart;           /* heads lie behind each other instead of side by side in a row */
-    family family;
-    int bad_row, bad_b;        /* a row of x with a NaN (-1: none); slot 0's B has an Inf */
-} linear_case;
-
-static const int RANK[] = {8, 16, 32, 40, 1, 17};
-
-static void fill(op_random *random, family kind, bi_bf16 *x, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        const uint64_t u = op_random_u64(random);
-        const uint16_t sign = (uint16_t)(u & 0x8000), fraction = (uint16_t)(u >> 16 & 127), draw = (uint16_t)(u >> 32 & 1023);
-        if (kind == NORMAL) /* four uniforms of 16 bits: variance about 1/3 */
-            x[i] = bi_round((float)((int64_t)(u & 0xffff) + (int64_t)(u >> 16 & 0xffff) + (int64_t)(u >> 32 & 0xffff) +
-                                    (int64_t)(u >> 48) - 2 * 65535) * 0x1p-16f);
-        else if (draw < 200)
-            x[i] = (bi_bf16)(draw % 2 ? sign : sign | (kind == TINY ? fraction : 0));
-        else
-            x[i] = (bi_bf16)(sign | fraction | (kind == WIDE ? 111 + draw % 33 : draw % 130) << 7);
-    }
-}
-
-static twin_mat random_stack(twin *t, op_random *random, family kind, int n, int n_out, int n_in, int inf) {
-    const size_t count = (size_t)n * (size_t)n_out * (size_t)n_in;
-    bi_bf16 *w = TWIN_ARRAY(t, bi_bf16, "weights", count);
-    fill(random, kind, w, count);
-    if (inf)
-        w[count / 2] = 0x7f80;
-    return twin_stack(t, w, n, n_out, n_in);
-}
-
-/* Everything a case needs on both sides. */
-typedef struct linear_setup {
-    bi_linear_args args[2];
-    bi_adapter slot[2][SLOT_MAX];
-} linear_setup;
-
-static void set_adapters(twin *t, op_random *random, const linear_case *c, linear_setup *s) {
-    int32_t *row_slot = TWIN_ARRAY(t, int32_t, "row_slot", c->n_row);
-    memset(s->slot, 0, sizeof s->slot);
-    for (int i = 0; i < c->n_row; i++)
-        row_slot[i] = c->run && i % c->run ? row_slot[i - 1] : op_random_below(random, c->slots_used + 1) - 1;
-    for (int i = 0; i < c->n_slot; i++) {
-        const int rank = RANK[i % 6];
-        if (c->n_slot > 2 && i == 1)
-            continue; /* leaves the map alone */
-        twin_mat a = random_stack(t, random, c->family, c->n_head, rank, c->n_in, 0);
-        twin_mat b = random_stack(t, random, c->family, c->n_head, c->n_out, rank, c->bad_b && i == 0);
-        float *scale = TWIN_ARRAY(t, float, "s", c->n_head);
-        op_random_normals(random, 0.7f, scale, c->n_head);
-        for (int side = 0; side < 2; side++)
-            s->slot[side][i] = (bi_adapter){a.side[side], b.side[side], twin_at(t, (twin_side)side, scale)};
-    }
-    for (int side = 0; side < 2; side++)
-        s->args[side].lora = (bi_lora){s->slot[side], c->n_slot, twin_at(t, (twin_side)side, row_slot)};
-}
-
-static void set_up(twin *t, op_random *random, const linear_case *c, linear_setup *s) {
-    const int64_t x_head = c->heads_apart ? (int64_t)c->n_row * (c->n_in + c->x_gap) : c->n_in + (c->n_head > 1 ? c->x_gap : 0);
-    const int64_t x_ld = c->heads_apart ? c->n_in + c->x_gap : x_head * c->n_head + (c->n_head > 1 ? 0 : c->x_gap);
-    const int64_t y_head = c->heads_apart ? (int64_t)c->n_row * (c->n_out + c->y_gap) : c->n_out;
-    const int64_t y_ld = c->heads_apart ? c->n_out + c->y_gap : y_head * c->n_head + c->y_gap;
-    const size_t n_x = (size_t)(c->n_row * (int64_t)c->n_head * (c->n_in + c->x_gap)) + (size_t)c->x_shift;
-    const size_t n_y = (size_t)(c->n_row * (int64_t)c->n_head * (c->n_out + c->y_gap));
-    bi_bf16 *x = TWIN_ARRAY(t, bi_bf16, "x", n_x);
-    void *y = twin_take(t, "y", n_y * (c->y_f32 ? sizeof(float) : sizeof(bi_bf16)));
-    uint32_t *fault = TWIN_ARRAY(t, uint32_t, "faults", c->n_row);
-    fill(random, c->family, x, n_x);
-    if (c->bad_row >= 0)
-        x[c->x_shift + c->bad_row * x_ld + (c->n_in - 1)] = c->bad_row % 2 ? 0x7f80 : 0x7fff;
-    for (int i = 0; i < c->n_row; i++)
-        fault[i] = i % 5 == 4 ? 3 : 0;
-    twin_mat w = random_stack(t, random, c->family, c->n_head, c->n_out, c->n_in, 0);
-    for (int side = 0; side < 2; side++)
-        s->args[side] = (bi_linear_args){
-            .n_row = c->n_row, .n_head = c->n_head, .x = (const bi_bf16 *)twin_at(t, (twin_side)side, x) + c->x_shift, .x_ld = x_ld,
-            .x_head_ld = x_head, .w = w.side[side], .y = twin_at(t, (twin_side)side, y), .y_ld = y_ld, .y_head_ld = y_head,
-            .y_f32 = c->y_f32, .check_logits = c->check, .fault = {twin_at(t, (twin_side)side, fault), 9}};
-    if (c->n_slot)
-        set_adapters(t, random, c, s);
-}
-
-static br_status run(twin *t, const linear_setup *s, twin_side side) {
-    return t->backend[side].op->linear(t->backend[side].ctx, &s->args[side]);
-}
-
-static void run_case(twin *t, op_random *random, const linear_case *c) {
-    char what[200];
-    linear_setup s;
-    twin_reset(t);
-    set_up(t, random, c, &s);
-    snprintf(what, sizeof what, "%d rows, %d maps (%d, %d), f32 %d, slots %d of %d, shift %d gaps %d %d, family %d, apart %d", c->n_row, c->n_head,
-             c->n_out, c->n_in, c->y_f32, c->slots_used, c->n_slot, c->x_shift, c->x_gap, c->y_gap, (int)c->family, c->heads_apart);
-    twin_begin(t);
-    CHECK_OK(run(t, &s, TWIN_CUDA));
-    CHECK_OK(run(t, &s, TWIN_CUDA)); /* again: nothing of the first run is left over */
-    CHECK_OK(run(t, &s, TWIN_ORACLE));
-    twin_compare(t, what);
-}
-
-static const bi_limits SMALL = {.n_row = 70, .d_in = 1100, .d_out = 700, .rank = 48, .n_slot = SLOT_MAX};
+static const bi_limits SMALL = {.n_row = 70, .d_in = 1100, .d_out = 700, .rank = 48, .n_slot = LINEAR_SLOT_MAX};
 static const int ROWS[] = {1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 66, 127, 128, 129, 200, 257};
 enum { ROW_COUNT = sizeof ROWS / sizeof ROWS[0] };
 
@@ -134,8 +24,8 @@ START_TEST(every_shape_and_row_count) {
         for (int r = 0; r < ROW_COUNT; r++) {
             linear_case c = {.n_row = ROWS[r], .n_head = 1, .n_in = SHAPE[k][0], .n_out = SHAPE[k][1], .bad_row = -1};
             c.y_f32 = (k + r) % 2;
-            c.family = (family)((k + r / 2) % FAMILY_COUNT);
-            run_case(&t, &random, &c);
+            c.family = (linear_family)((k + r / 2) % LINEAR_FAMILIES);
+            linear_run_case(&t, &random, &c);
         }
     twin_close(&t);
 }
@@ -151,15 +41,15 @@ START_TEST(mixed_adapters) {
             c.n_slot = 1 + (k + r) % 6;
             c.slots_used = r % 7 == 6 ? 0 : c.n_slot;
             c.y_f32 = r % 2;
-            c.family = (family)((k + r / 2) % FAMILY_COUNT);
+            c.family = (linear_family)((k + r / 2) % LINEAR_FAMILIES);
             c.bad_b = (k + r) % 4 == 1;
             c.bad_row = (k + r) % 3 == 0 ? ROWS[r] / 2 : -1;
-            run_case(&t, &random, &c);
+            linear_run_case(&t, &random, &c);
         }
-    linear_case most = {.n_row = 70, .n_head = 1, .n_in = 64, .n_out = 72, .n_slot = SLOT_MAX, .slots_used = SLOT_MAX, .bad_row = -1};
-    run_case(&t, &random, &most);
+    linear_case most = {.n_row = 70, .n_head = 1, .n_in = 64, .n_out = 72, .n_slot = LINEAR_SLOT_MAX, .slots_used = LINEAR_SLOT_MAX, .bad_row = -1};
+    linear_run_case(&t, &random, &most);
     most.n_row = 40;
-    run_case(&t, &random, &most);
+    linear_run_case(&t, &random, &most);
     twin_close(&t);
 }
 END_TEST
@@ -177,7 +67,7 @@ START_TEST(strides_and_alignment) {
             c.y_f32 = g % 2;
             c.n_slot = k % 3 ? 3 : 0;
             c.slots_used = c.n_slot;
-            run_case(&t, &random, &c);
+            linear_run_case(&t, &random, &c);
         }
     twin_close(&t);
 }
@@ -185,7 +75,7 @@ END_TEST
 
 START_TEST(stacks_of_heads) {
     static const int rows[] = {1, 3, 8, 16, 17, 33, 64, 65, 100};
-    const bi_limits limits = {.n_row = 128, .d_in = 600, .d_out = 12 * 512, .rank = 48, .n_slot = SLOT_MAX, .n_head = 12};
+    const bi_limits limits = {.n_row = 128, .d_in = 600, .d_out = 12 * 512, .rank = 48, .n_slot = LINEAR_SLOT_MAX, .n_head = 12};
     twin t;
     op_random random = {test_seed(), 3};
     twin_open(&t, &limits, 24 * MIB);
@@ -199,7 +89,7 @@ START_TEST(stacks_of_heads) {
             c.y_f32 = k % 2;
             c.n_slot = (r + k) % 2 ? 4 : 0;
             c.slots_used = c.n_slot;
-            run_case(&t, &random, &c);
+            linear_run_case(&t, &random, &c);
         }
     twin_close(&t);
 }
@@ -218,7 +108,7 @@ START_TEST(real_widths) {
             c.y_f32 = r % 2;
             c.n_slot = (k + r) % 2 ? 3 : 0;
             c.slots_used = c.n_slot;
-            run_case(&t, &random, &c);
+            linear_run_case(&t, &random, &c);
         }
     twin_close(&t);
 }
@@ -236,7 +126,7 @@ START_TEST(checked_logits) {
             c.n_slot = k == 2 ? 3 : 0;
             c.bad_b = k == 2;
             c.slots_used = c.n_slot;
-            run_case(&t, &random, &c);
+            linear_run_case(&t, &random, &c);
         }
     twin_close(&t);
 }
@@ -261,9 +151,9 @@ START_TEST(groups_of_maps) {
                 c.n_slot = (i + r + n) % 3 ? 1 + i % 4 : 0;
                 c.slots_used = c.n_slot;
                 c.run = r > 4 && n % 2 ? 128 : 0;
-                c.family = (family)((i + n) % FAMILY_COUNT);
+                c.family = (linear_family)((i + n) % LINEAR_FAMILIES);
                 c.bad_row = (i + r) % 3 == 1 ? rows[r] / 2 : -1;
-                set_up(&t, &random, &c, &setup[i]);
+                linear_set_up(&t, &random, &c, &setup[i]);
             }
             for (int side = 0; side < 2; side++)
                 for (int i = 0; i < n; i++) {
@@ -271,7 +161,7 @@ START_TEST(groups_of_maps) {
                     args[side][i].fault = (bi_fault){setup[0].args[side].fault.row, (uint32_t)(9 + i)};
                 }
             twin_begin(&t);
-            for (int side = 0; side < 2; side++)
+            TWIN_RUNS(&t, side)
                 CHECK_OK(t.backend[side].op->linear_group(t.backend[side].ctx, args[side], n));
             twin_compare(&t, "a group of maps");
         }
@@ -284,7 +174,7 @@ START_TEST(runs_of_rows) {
     static const int rows[] = {65, 128, 129, 256, 257, 384, 700};
     static const int run[] = {1000, 256, 128, 64, 300};
     static const int shape[][2] = {{64, 72}, {208, 520}, {16, 264}, {1000, 700}, {72, 8}};
-    const bi_limits limits = {.n_row = 700, .d_in = 1000, .d_out = 700, .rank = 48, .n_slot = SLOT_MAX, .n_head = 3};
+    const bi_limits limits = {.n_row = 700, .d_in = 1000, .d_out = 700, .rank = 48, .n_slot = LINEAR_SLOT_MAX, .n_head = 3};
     twin t;
     op_random random = {test_seed(), 11};
     twin_open(&t, &limits, 48 * MIB);
@@ -297,8 +187,8 @@ START_TEST(runs_of_rows) {
             c.y_f32 = (r + k) % 2;
             c.bad_b = (r + k) % 4 == 1;
             c.bad_row = (r + k) % 3 == 0 ? rows[r] / 2 : -1;
-            c.family = (family)((r + k) % FAMILY_COUNT);
-            run_case(&t, &random, &c);
+            c.family = (linear_family)((r + k) % LINEAR_FAMILIES);
+            linear_run_case(&t, &random, &c);
         }
     twin_close(&t);
 }
@@ -306,7 +196,7 @@ END_TEST
 
 /* Many rows and outputs with adapters. */
 START_TEST(many_rows_with_adapters) {
-    const bi_limits limits = {.n_row = 2200, .d_in = 112, .d_out = 4900, .rank = 48, .n_slot = SLOT_MAX};
+    const bi_limits limits = {.n_row = 2200, .d_in = 112, .d_out = 4900, .rank = 48, .n_slot = LINEAR_SLOT_MAX};
     twin t;
     op_random random = {test_seed(), 10};
     twin_open(&t, &limits, 64 * MIB);
@@ -317,8 +207,8 @@ START_TEST(many_rows_with_adapters) {
         c.slots_used = c.n_slot;
         c.bad_b = k == 1;
         c.check = k == 0;
-        c.family = (family)k;
-        run_case(&t, &random, &c);
+        c.family = (linear_family)k;
+        linear_run_case(&t, &random, &c);
     }
     twin_close(&t);
 }
@@ -349,7 +239,7 @@ START_TEST(launches_and_recorded_steps) {
         int n_row, n_slot;
         const char *kernel;
     } step[] = {{1, 0, "linear_small"}, {64, 3, "linear_small"}, {65, 0, "linear_large"}, {192, 3, "linear_wide"}, {256, 2, "lora_t"}};
-    const bi_limits limits = {.n_row = 256, .d_in = 1100, .d_out = 700, .rank = 48, .n_slot = SLOT_MAX};
+    const bi_limits limits = {.n_row = 256, .d_in = 1100, .d_out = 700, .rank = 48, .n_slot = LINEAR_SLOT_MAX};
     twin t;
     op_random random = {test_seed(), 6};
     twin_open(&t, &limits, 6 * MIB);
@@ -359,18 +249,18 @@ START_TEST(launches_and_recorded_steps) {
         br_graph *graph;
         c.slots_used = c.n_slot;
         twin_reset(&t);
-        set_up(&t, &random, &c, &s);
+        linear_set_up(&t, &random, &c, &s);
         twin_begin(&t);
         const int64_t before = launches(&t, step[i].kernel);
         CHECK_OK(br_graph_begin(t.device));
-        CHECK_OK(run(&t, &s, TWIN_CUDA));
+        CHECK_OK(linear_run(&t, &s, TWIN_CUDA));
         CHECK_OK(br_graph_end(t.device, &graph));
         ck_assert_int_eq((int)(launches(&t, step[i].kernel) - before), 1);
         for (int again = 0; again < 3; again++)
             CHECK_OK(br_graph_run(t.device, graph));
         CHECK_OK(twin_wait(&t));
         br_graph_free(graph);
-        CHECK_OK(run(&t, &s, TWIN_ORACLE));
+        CHECK_OK(linear_run(&t, &s, TWIN_ORACLE));
         twin_compare(&t, step[i].kernel);
     }
     twin_close(&t);
@@ -385,8 +275,8 @@ START_TEST(packing_with_strides) {
     twin_open(&t, &SMALL, 6 * MIB);
     bi_bf16 *w = TWIN_ARRAY(&t, bi_bf16, "weights", N_OUT * N_IN), *x = TWIN_ARRAY(&t, bi_bf16, "x", N_ROW * N_IN);
     float *y = TWIN_ARRAY(&t, float, "y", N_ROW * N_OUT);
-    fill(&random, NORMAL, w, N_OUT * N_IN);
-    fill(&random, NORMAL, x, N_ROW * N_IN);
+    linear_fill(&random, LINEAR_NORMAL, w, N_OUT * N_IN);
+    linear_fill(&random, LINEAR_NORMAL, x, N_ROW * N_IN);
     size_t bytes[2];
     for (int side = 0; side < 2; side++)
         bytes[side] = t.backend[side].op->mat_bytes(BI_FORM_BF16, N_OUT, N_IN);
@@ -398,9 +288,9 @@ START_TEST(packing_with_strides) {
         CHECK_FAILS(op->mat_pack_bf16(t.backend[side].ctx, block.side[side], N_OUT, 0, w, 1, N_OUT), BR_E_SHAPE);
     }
     twin_begin(&t);
-    for (int side = 0; side < 2; side++) {
-        bi_linear_args args = {.n_row = N_ROW, .n_head = 1, .x = twin_at(&t, (twin_side)side, x), .x_ld = N_IN,
-                               .w = {.data = block.side[side], .n_out = N_OUT, .n_in = N_IN}, .y = twin_at(&t, (twin_side)side, y), .y_ld = N_OUT,
+    TWIN_RUNS(&t, side) {
+        bi_linear_args args = {.n_row = N_ROW, .n_head = 1, .x = twin_at(&t, side, x), .x_ld = N_IN,
+                               .w = {.data = block.side[side], .n_out = N_OUT, .n_in = N_IN}, .y = twin_at(&t, side, y), .y_ld = N_OUT,
                                .y_f32 = 1};
         CHECK_OK(t.backend[side].op->linear(t.backend[side].ctx, &args));
     }
@@ -415,7 +305,7 @@ START_TEST(refusals_are_the_oracles) {
     twin_open(&t, &SMALL, 6 * MIB);
     linear_case c = {.n_row = 5, .n_head = 1, .n_in = 64, .n_out = 48, .y_f32 = 1, .n_slot = 1, .slots_used = 1, .bad_row = -1};
     linear_setup s;
-    set_up(&t, &random, &c, &s);
+    linear_set_up(&t, &random, &c, &s);
     for (int i = 0; i < 5; i++) {
         const int32_t row = 0;
         memcpy((void *)(uintptr_t)s.args[TWIN_ORACLE].lora.row_slot + i * 4, &row, sizeof row);

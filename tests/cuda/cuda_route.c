@@ -30,7 +30,18 @@ static void make_weights(op_random *random, const route_case *c, bi_bf16 *w, flo
     }
 }
 
-static void run_case(twin *t, op_random *random, const route_case *c) {
+/* Up to 64 rows the own kernel of few rows, or more of cuBLASLt where widths and strides are in its steps, else the tiles; then a launch. */
+static void check_launches(twin *t, const route_case *c, const char *what) {
+    if (c->n_row <= 64)
+        twin_launched(t, what, "linear_small 1, route 1");
+    else if (c->d % 8 == 0 && c->n_expert % 8 == 0)
+        twin_launched(t, what, "linear_large|linear_tile 1, route 1");
+    else
+        twin_launched(t, what, "linear_tile 1, route 1");
+}
+
+/* fits: scratch takes the logits of all rows at once. */
+static void run_case(twin *t, op_random *random, const route_case *c, int fits) {
     char what[160];
     twin_reset(t);
     bi_bf16 *x = TWIN_ARRAY(t, bi_bf16, "x", c->n_row * c->d), *w = TWIN_ARRAY(t, bi_bf16, "weights", c->n_expert * c->d);
@@ -45,16 +56,18 @@ static void run_case(twin *t, op_random *random, const route_case *c) {
         x[c->bad_row * c->d] = c->bad_row % 2 ? 0x7fff : 0xff80;
     twin_mat map = twin_stack(t, w, 1, c->n_expert, c->d);
     twin_begin(t);
-    for (int side = 0; side < 2; side++) {
-        bi_route_args a = {.n_row = c->n_row, .d = c->d, .n_expert = c->n_expert, .topk = c->topk, .x = twin_at(t, (twin_side)side, x),
-                           .w = map.side[side], .bias = twin_at(t, (twin_side)side, bias), .renormalize = c->renormalize, .scale = 2.446f,
-                           .expert = twin_at(t, (twin_side)side, expert), .p = twin_at(t, (twin_side)side, p),
-                           .logit = twin_at(t, (twin_side)side, logit), .fault = {twin_at(t, (twin_side)side, fault), 77}};
+    TWIN_RUNS(t, side) {
+        bi_route_args a = {.n_row = c->n_row, .d = c->d, .n_expert = c->n_expert, .topk = c->topk, .x = twin_at(t, side, x),
+                           .w = map.side[side], .bias = twin_at(t, side, bias), .renormalize = c->renormalize, .scale = 2.446f,
+                           .expert = twin_at(t, side, expert), .p = twin_at(t, side, p), .logit = twin_at(t, side, logit),
+                           .fault = {twin_at(t, side, fault), 77}};
         CHECK_OK(t->backend[side].op->route(t->backend[side].ctx, &a));
     }
     snprintf(what, sizeof what, "%d rows of %d, %d of %d experts, kind %d, logits %d", c->n_row, c->d, c->topk, c->n_expert, c->kind,
              c->with_logit);
     twin_compare(t, what);
+    if (fits)
+        check_launches(t, c, what);
 }
 
 static const int ROWS[] = {1, 3, 8, 9, 64, 65, 130, 600};
@@ -73,7 +86,7 @@ START_TEST(every_kind_and_size) {
             c.renormalize = (e + kind) % 2;
             c.with_logit = (e + kind) % 3 == 0;
             c.bad_row = kind % 2 ? c.n_row / 2 : -1;
-            run_case(&t, &random, &c);
+            run_case(&t, &random, &c, c.n_row <= limits.n_row);
         }
     twin_close(&t);
 }
@@ -86,7 +99,7 @@ START_TEST(more_rows_than_the_scratch_was_sized_for) {
     twin_open(&t, &limits, 6 * MIB);
     for (int i = 0; i < 8; i++) {
         route_case c = {.n_row = ROWS[i], .d = 64, .n_expert = 96, .topk = 8, .renormalize = 1, .bad_row = -1};
-        run_case(&t, &random, &c);
+        run_case(&t, &random, &c, c.n_row <= limits.n_row);
     }
     twin_close(&t);
 }
@@ -100,7 +113,7 @@ START_TEST(real_widths) {
     twin_open(&t, &limits, 24 * MIB);
     for (int i = 0; i < 5; i++) {
         route_case c = {.n_row = rows[i], .d = 7168, .n_expert = 896, .topk = 16, .renormalize = 1, .with_logit = i % 2, .bad_row = -1};
-        run_case(&t, &random, &c);
+        run_case(&t, &random, &c, c.n_row <= limits.n_row);
     }
     twin_close(&t);
 }

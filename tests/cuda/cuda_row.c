@@ -3,6 +3,7 @@
 #include "test_support.h"
 #include "twin.h"
 
+#include <stdio.h>
 #include <string.h>
 
 enum { CODE = 77, N_FAMILY = 4, ROW_BYTES = 12 << 20 };
@@ -76,7 +77,7 @@ static void try_norm(norm_case c) {
     float *w = weights("w", c.d, c.off), *b = c.no_b ? NULL : weights("b", c.d, c.off);
     uint32_t *fault = c.no_fault ? NULL : faults(c.n_row);
     twin_begin(&t);
-    BOTH {
+    TWIN_RUNS(&t, side) {
         bi_norm_args a = {c.n_row, c.d, AT(x), ld, AT(w), AT(b), 1e-5f, AT(y), ld, {AT(fault), CODE}};
         if (c.layer)
             RUN(layernorm, a);
@@ -84,6 +85,7 @@ static void try_norm(norm_case c) {
             RUN(rmsnorm, a);
     }
     twin_compare(&t, c.layer ? "layernorm" : "rmsnorm");
+    twin_launched(&t, "a norm", !c.n_row ? "" : c.layer ? "layernorm 1" : "rmsnorm 1");
 }
 
 START_TEST(norms) {
@@ -136,7 +138,7 @@ static void try_conv_group(int n, int odd, const bi_seg *seg, int n_seg, int n_s
     for (int i = 0; index && i < n_seq; i++)
         index[i] = n_seq - 1 - i;
     twin_begin(&t);
-    BOTH {
+    TWIN_RUNS(&t, side) {
         bi_conv_args a[CONV_MOST];
         for (int i = 0; i < n; i++)
             a[i] = (bi_conv_args){.batch = &batch.side[side], .n_chan = n_chan, .x = AT(x[i]), .x_ld = ld, .w = AT(w[i]), .y = AT(y[i]),
@@ -147,6 +149,12 @@ static void try_conv_group(int n, int odd, const bi_seg *seg, int n_seg, int n_s
             CHECK_OK(t.backend[side].op->conv_group(t.backend[side].ctx, a, n));
     }
     twin_compare(&t, "conv");
+    /* A group is one call where its members are alike and fit; segments of up to 4 rows keep their own history, longer ones take tiles and
+     * then a launch for the histories. */
+    char list[32];
+    const int n_call = n <= BI_CONV_GROUP_MAX && !odd ? 1 : n;
+    snprintf(list, sizeof list, "conv %d", n_call * (batch.side[TWIN_CUDA].seg_row_max <= 4 ? 1 : 2));
+    twin_launched(&t, "conv", list);
 }
 
 static void try_conv(const bi_seg *seg, int n_seg, int n_seq, int n_chan, int gap, int family, int off, int use_index) {
@@ -204,11 +212,12 @@ static void try_glu(int n_row, int d, int gap, int family, int off, bi_act act) 
         u[i] = gate_number(family);
     }
     twin_begin(&t);
-    BOTH {
+    TWIN_RUNS(&t, side) {
         bi_glu_args a = {n_row, d, AT(g), AT(u), d + gap, act, AT(y)};
         RUN(glu, a);
     }
     twin_compare(&t, "glu");
+    twin_launched(&t, "glu", "glu 1");
 }
 
 START_TEST(glu) {
@@ -236,7 +245,7 @@ static void try_attnres(int n_row, int d, int n_bank, int family, int off, int f
     for (int i = 0; i < d; i++)
         proj[i] = BI_MUL(proj[i], 0.0625f);
     twin_begin(&t);
-    BOTH {
+    TWIN_RUNS(&t, side) {
         const bi_bf16 *v[BR_BANK_MAX];
         for (int i = 0; i < n_bank; i++)
             v[i] = AT(bank[i]);
@@ -245,6 +254,7 @@ static void try_attnres(int n_row, int d, int n_bank, int family, int off, int f
         RUN(attnres, a);
     }
     twin_compare(&t, "attnres");
+    twin_launched(&t, "attnres", "attnres_weight 1, attnres 1");
 }
 
 START_TEST(attnres) {
@@ -269,11 +279,12 @@ static void try_residual(int n_row, int d, int family, int off, int where, int f
     if (n_row > 1)
         a[d] = b[d] = 0x7f7f; /* finite, and their sum is not */
     twin_begin(&t);
-    BOTH {
+    TWIN_RUNS(&t, side) {
         bi_residual_args args = {n_row, d, AT(a), AT(b), AT(y), {AT(fault), CODE}};
         RUN(residual, args);
     }
     twin_compare(&t, "residual");
+    twin_launched(&t, "residual", "residual 1");
 }
 
 START_TEST(residual) {
@@ -297,11 +308,12 @@ START_TEST(embed) {
             for (int r = 0; r < N_ROW; r++)
                 token[r] = r == 0 ? N_VOCAB - 1 : op_random_below(&rnd, N_VOCAB);
             twin_begin(&t);
-            BOTH {
+            TWIN_RUNS(&t, side) {
                 bi_embed_args a = {N_ROW, width[i], N_VOCAB, AT(token), AT(table), AT(y)};
                 RUN(embed, a);
             }
             twin_compare(&t, "embed");
+            twin_launched(&t, "embed", "embed 1");
         }
 }
 END_TEST
@@ -319,11 +331,12 @@ START_TEST(gather) {
             for (int k = 0; k < N; k++)
                 row[k] = op_random_below(&rnd, N_FROM + 1) - 1;
             twin_begin(&t);
-            BOTH {
+            TWIN_RUNS(&t, side) {
                 bi_gather_args a = {N, sizeof(uint32_t) * (size_t)words[i], AT(x + off), AT(row), AT(y)};
                 RUN(gather, a);
             }
             twin_compare(&t, "gather");
+            twin_launched(&t, "gather", words[i] ? "gather 1" : "");
         }
 }
 END_TEST
@@ -339,11 +352,12 @@ START_TEST(seg_fault) {
         for (int r = 0; r < n_row; r++)
             fault[r] = op_random_below(&rnd, 1 << round) ? 0 : (uint32_t)r + 1;
         twin_begin(&t);
-        BOTH {
+        TWIN_RUNS(&t, side) {
             bi_seg_fault_args a = {&batch.side[side], AT(fault), AT(out)};
             RUN(seg_fault, a);
         }
         twin_compare(&t, "seg_fault");
+        twin_launched(&t, "seg_fault", "seg_fault 1");
     }
 }
 END_TEST

@@ -59,7 +59,7 @@ static void run_case(const sample_case *c, const char *what) {
           *kept = TWIN_ARRAY(&t, float, "logprob_kept", c->n_row), *entropy = TWIN_ARRAY(&t, float, "entropy", c->n_row);
     bi_top *top = TWIN_ARRAY(&t, bi_top, "top", c->n_row * TOP_LD);
     twin_begin(&t);
-    for (twin_side side = TWIN_ORACLE; side <= TWIN_CUDA; side = (twin_side)(side + 1)) {
+    TWIN_RUNS(&t, side) {
         bi_sample_args a = {.n_row = c->n_row, .n_vocab = c->n_vocab, .logit = twin_at(&t, side, c->logit), .logit_ld = c->ld,
                             .setting = twin_at(&t, side, c->setting), .forced = twin_at(&t, side, c->forced),
                             .token = twin_at(&t, side, token), .logprob = twin_at(&t, side, logprob),
@@ -69,6 +69,8 @@ static void run_case(const sample_case *c, const char *what) {
         CHECK_OK(t.backend[side].op->sample(t.backend[side].ctx, &a));
     }
     twin_compare(&t, what);
+    /* part, bound, weight, top_p, weight again, draw, of up to 256 rows at a time */
+    twin_launched(&t, what, c->n_row > 256 ? "sample 12" : "sample 6");
 }
 
 /* Rows of any kind with any settings; some with a fault, some with a NaN that nobody has marked. */

@@ -1,6 +1,8 @@
 /* The suites of the GPU's runner, one a kernel family. */
 SUITE(row)
 SUITE(linear)
+SUITE(linear_edges)
+SUITE(linear_table)
 SUITE(kda)
 SUITE(attn)
 SUITE(index)

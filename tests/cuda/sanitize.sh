@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# sanitize.sh RUNNER [TOOL ...]: every suite of bitroll_cuda_tests under compute-sanitizer's memcheck, synccheck, initcheck and racecheck.
+# sanitize.sh RUNNER [TOOL ...]: every suite of bitroll_cuda_tests under compute-sanitizer's memcheck, synccheck, initcheck and racecheck, but
+# linear_table: up to 8,193 rows of cuBLASLt beside the tiles, whose kernels the suite linear has. initcheck sees no read of scratch that
+# no kernel has written, since memory is cleared when it is taken and filled by the tests; such a read meets NaN and -1 instead.
 # Exit 1 when one reports something. SUITE_SECONDS cuts a suite that is slow under a tool [600], which counts as a report. Six at once.
 #
 # racecheck orders accesses by whole-block barriers; it follows neither mbarriers that another warp or an asynchronous copy arrives at nor,
@@ -50,7 +52,7 @@ one() {
 export -f one unknown_pairs
 export runner logs
 
-suites=$(sed -n 's/^SUITE(\(.*\))$/\1/p' "$(dirname "$0")/cuda_suites.h")
+suites=$(sed -n 's/^SUITE(\(.*\))$/\1/p' "$(dirname "$0")/cuda_suites.h" | grep -vx linear_table)
 for tool in "$@"; do
     for suite in $suites; do
         printf '%s %s\n' "$tool" "$suite"

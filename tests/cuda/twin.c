@@ -1,12 +1,15 @@
 /* Twin memory for op tests; see twin.h. */
 #include "twin.h"
 
+#include "bi_cuda_test.h"
 #include "br_mem.h"
+#include "launch_list.h"
 #include "test_support.h"
 
 #include <string.h>
 
 enum { GUARD = 256, POISON = 0xff };
+enum { RUN_FIRST, RUN_AGAIN, RUN_ORACLE = TWIN_GPU_RUNS, RUN_END };
 
 void twin_open(twin *t, const bi_limits *limits, size_t bytes) {
     memset(t, 0, sizeof *t);
@@ -17,6 +20,7 @@ void twin_open(twin *t, const bi_limits *limits, size_t bytes) {
     CHECK_OK(bi_backend_cuda_open(limits, t->device, &t->backend[TWIN_CUDA]));
     CHECK_OK(br_mem_alloc((void **)&t->host, bytes, "a twin"));
     CHECK_OK(br_mem_alloc((void **)&t->back, bytes, "a twin"));
+    CHECK_OK(br_mem_alloc((void **)&t->first, bytes, "a twin"));
     CHECK_OK(br_device_alloc(t->device, bytes, "a twin", (void **)&t->device_side));
     t->used = bytes - GUARD; /* all is poisoned once, afterwards what a case has used */
     twin_reset(t);
@@ -27,6 +31,8 @@ void twin_reset(twin *t) {
     for (int i = 0; i < t->n_block; i++) {
         br_mem_free(t->block[i].side[TWIN_ORACLE]);
         br_device_free(t->device, t->block[i].side[TWIN_CUDA]);
+        br_mem_free(t->block[i].before);
+        br_mem_free(t->block[i].first);
     }
     t->n_block = t->n_array = 0;
     memset(t->host, POISON, t->used + GUARD);
@@ -37,6 +43,7 @@ void twin_close(twin *t) {
     twin_reset(t);
     br_mem_free(t->host);
     br_mem_free(t->back);
+    br_mem_free(t->first);
     br_device_free(t->device, t->device_side);
     bi_backend_close(&t->backend[TWIN_CUDA]);
     bi_backend_close(&t->backend[TWIN_ORACLE]);
@@ -63,31 +70,35 @@ void *twin_at(const twin *t, twin_side side, const void *host) {
     return (side == TWIN_ORACLE ? t->host : t->device_side) + at;
 }
 
-twin_block twin_private(twin *t, size_t bytes_oracle, size_t bytes_cuda) {
-    unsigned char *poison;
+static twin_block *new_block(twin *t, size_t bytes_oracle, size_t bytes_cuda) {
     ck_assert_int_lt(t->n_block, TWIN_BLOCK_MAX);
     twin_block *block = &t->block[t->n_block++];
-    block->bytes[TWIN_ORACLE] = bytes_oracle;
-    block->bytes[TWIN_CUDA] = bytes_cuda;
+    *block = (twin_block){.bytes = {bytes_oracle, bytes_cuda}};
     CHECK_OK(br_mem_alloc(&block->side[TWIN_ORACLE], bytes_oracle, "a twin block"));
     CHECK_OK(br_device_alloc(t->device, bytes_cuda, "a twin block", &block->side[TWIN_CUDA]));
-    CHECK_OK(br_mem_alloc((void **)&poison, bytes_cuda, "poison"));
     memset(block->side[TWIN_ORACLE], POISON, bytes_oracle);
-    memset(poison, POISON, bytes_cuda);
-    CHECK_OK(br_device_upload(t->device, block->side[TWIN_CUDA], poison, bytes_cuda));
+    return block;
+}
+
+twin_block twin_private(twin *t, size_t bytes_oracle, size_t bytes_cuda) {
+    twin_block *block = new_block(t, bytes_oracle, bytes_cuda);
+    CHECK_OK(br_mem_alloc((void **)&block->before, bytes_cuda, "a twin block"));
+    CHECK_OK(br_mem_alloc((void **)&block->first, bytes_cuda, "a twin block"));
+    memset(block->before, POISON, bytes_cuda);
+    CHECK_OK(br_device_upload(t->device, block->side[TWIN_CUDA], block->before, bytes_cuda));
     CHECK_OK(br_device_wait(t->device));
-    br_mem_free(poison);
     return *block;
 }
 
+/* Only written here: packing leaves no byte of a matrix out. */
 static twin_mat new_stack(twin *t, bi_form form, int n, int n_out, int n_in) {
     twin_mat mat;
     size_t stride[2];
     for (int side = 0; side < 2; side++)
         stride[side] = t->backend[side].op->mat_bytes(form, n_out, n_in);
-    twin_block block = twin_private(t, stride[0] * (size_t)n, stride[1] * (size_t)n);
+    const twin_block *block = new_block(t, stride[0] * (size_t)n, stride[1] * (size_t)n);
     for (int side = 0; side < 2; side++)
-        mat.side[side] = (bi_mat){.data = block.side[side], .n_out = n_out, .n_in = n_in, .form = form, .stride = stride[side]};
+        mat.side[side] = (bi_mat){.data = block->side[side], .n_out = n_out, .n_in = n_in, .form = form, .stride = stride[side]};
     return mat;
 }
 
@@ -111,8 +122,14 @@ twin_mat twin_stack_fp4(twin *t, const uint8_t *code, const uint8_t *scale, int 
 }
 
 void twin_begin(twin *t) {
+    for (int i = 0; i < t->n_block; i++)
+        if (t->block[i].before)
+            CHECK_OK(br_device_download(t->device, t->block[i].before, t->block[i].side[TWIN_CUDA], t->block[i].bytes[TWIN_CUDA]));
     CHECK_OK(br_device_upload(t->device, t->device_side, t->host, t->used + GUARD));
+    CHECK_OK(bi_cuda_poison(&t->backend[TWIN_CUDA]));
     CHECK_OK(br_device_wait(t->device));
+    bi_cuda_launch_reset(&t->backend[TWIN_CUDA]);
+    t->run = RUN_FIRST;
 }
 
 br_status twin_wait(twin *t) {
@@ -130,12 +147,11 @@ static const char *array_at(const twin *t, size_t at, size_t *index) {
     return "the first gap";
 }
 
-void twin_compare(twin *t, const char *what) {
+/* Fails when two states of the memory differ. */
+static void compare(const twin *t, const char *what, const unsigned char *wanted, const char *of_wanted) {
     size_t n_differ = 0, first = 0, index;
-    CHECK_OK(br_device_download(t->device, t->back, t->device_side, t->used + GUARD));
-    CHECK_OK(br_device_wait(t->device));
     for (size_t i = 0; i < t->used + GUARD; i++) {
-        if (t->host[i] == t->back[i])
+        if (wanted[i] == t->back[i])
             continue;
         first = n_differ++ ? first : i;
     }
@@ -143,10 +159,76 @@ void twin_compare(twin *t, const char *what) {
         return;
     uint32_t expected, found;
     const char *name = array_at(t, first, &index);
-    memcpy(&expected, t->host + first / 4 * 4, sizeof expected);
+    memcpy(&expected, wanted + first / 4 * 4, sizeof expected);
     memcpy(&found, t->back + first / 4 * 4, sizeof found);
-    ck_abort_msg("%s: %zu bytes differ, the first at byte %zu of %s: %08x from the GPU, %08x from the oracle", what, n_differ, index, name,
-                 found, expected);
+    ck_abort_msg("%s: %zu bytes differ, the first at byte %zu of %s: %08x from the GPU, %08x from %s", what, n_differ, index, name, found,
+                 expected, of_wanted);
+}
+
+/* Keeps what the first run left, and puts everything but scratch back to where that began. */
+static void begin_again(twin *t) {
+    CHECK_OK(br_device_download(t->device, t->first, t->device_side, t->used + GUARD));
+    CHECK_OK(br_device_upload(t->device, t->device_side, t->host, t->used + GUARD));
+    for (int i = 0; i < t->n_block; i++) {
+        const twin_block *block = &t->block[i];
+        if (!block->before)
+            continue;
+        CHECK_OK(br_device_download(t->device, block->first, block->side[TWIN_CUDA], block->bytes[TWIN_CUDA]));
+        CHECK_OK(br_device_upload(t->device, block->side[TWIN_CUDA], block->before, block->bytes[TWIN_CUDA]));
+    }
+    CHECK_OK(br_device_wait(t->device));
+}
+
+static void compare_runs(twin *t) {
+    CHECK_OK(br_device_download(t->device, t->back, t->device_side, t->used + GUARD));
+    CHECK_OK(br_device_wait(t->device));
+    compare(t, "two runs of the GPU", t->first, "the first run");
+    for (int i = 0; i < t->n_block; i++) {
+        const twin_block *block = &t->block[i];
+        if (!block->before)
+            continue;
+        CHECK_OK(br_device_download(t->device, block->before, block->side[TWIN_CUDA], block->bytes[TWIN_CUDA]));
+        CHECK_OK(br_device_wait(t->device));
+        ck_assert_msg(memcmp(block->before, block->first, block->bytes[TWIN_CUDA]) == 0, "two runs of the GPU: block %d differs", i);
+    }
+}
+
+int twin_next(twin *t, twin_side *side) {
+    *side = t->run < RUN_ORACLE ? TWIN_CUDA : TWIN_ORACLE;
+    if (t->run == RUN_AGAIN)
+        begin_again(t);
+    if (t->run == RUN_ORACLE)
+        compare_runs(t);
+    return t->run++ < RUN_END;
+}
+
+void twin_compare(twin *t, const char *what) {
+    CHECK_OK(br_device_download(t->device, t->back, t->device_side, t->used + GUARD));
+    CHECK_OK(br_device_wait(t->device));
+    compare(t, what, t->host, "the oracle");
+}
+
+/* Of all runs since twin_begin; names: "a|b". Cuts them apart. */
+static int launched(const bi_backend *cuda, char *names) {
+    int sum = 0;
+    for (const char *name = strtok(names, "|"); name; name = strtok(NULL, "|"))
+        sum += (int)bi_cuda_launch_count(cuda, name);
+    return sum;
+}
+
+void twin_launched(twin *t, const char *what, const char *list) {
+    const bi_backend *cuda = &t->backend[TWIN_CUDA];
+    const char *at = list;
+    char names[LAUNCH_NAMES_BYTES], cut[LAUNCH_NAMES_BYTES];
+    int n, sum = 0, left, found;
+    while ((left = launch_list_next(&at, names, &n)) > 0) {
+        sum += n;
+        found = launched(cuda, strcpy(cut, names));
+        ck_assert_msg(found == TWIN_GPU_RUNS * n, "%s: %d launches of %s in %d runs: expected %s a run", what, found, names, TWIN_GPU_RUNS, list);
+    }
+    ck_assert_msg(left == 0, "%s: '%s' is no list of launches", what, list);
+    found = (int)bi_cuda_launch_count(cuda, NULL);
+    ck_assert_msg(found == TWIN_GPU_RUNS * sum, "%s: %d launches in %d runs: expected %s a run", what, found, TWIN_GPU_RUNS, list);
 }
 
 twin_batch twin_batch_of(twin *t, const bi_seg *seg, int n_seg) {

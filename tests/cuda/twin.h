@@ -1,9 +1,10 @@
 /* twin: one op, both backends, twin memory: equal inputs go in, and every byte of the memory must come out equal.
  *
- * A test takes its arrays from the twin, fills the host side, calls twin_begin, runs the op with twin_at(.., TWIN_ORACLE, ..)
- * and with twin_at(.., TWIN_CUDA, ..) pointers, and calls twin_compare. The oracle works in place on the host side; the GPU on a
- * copy of what lay there at twin_begin. Since all bytes are compared, a write outside an output shows as well: arrays have
- * guard gaps between them, and all is poisoned (NaN, negative integers) until filled. */
+ * A test takes its arrays from the twin, fills the host side, calls twin_begin, runs the op in a loop of TWIN_RUNS with pointers
+ * twin_at(.., side, ..), and calls twin_compare. The oracle works in place on the host side; the GPU on a copy of what lay there at
+ * twin_begin. Since all bytes are compared, a write outside an output shows as well: arrays have guard gaps between them, and all
+ * is poisoned (NaN, negative integers) until filled. The GPU runs twice from the same memory, once with its scratch poisoned, once
+ * with what the first run left there, and every byte of both must be equal. */
 #ifndef TWIN_H
 #define TWIN_H
 
@@ -12,20 +13,22 @@
 
 typedef enum twin_side { TWIN_ORACLE, TWIN_CUDA } twin_side;
 
-enum { TWIN_ARRAY_MAX = 128, TWIN_BLOCK_MAX = 512 };
+enum { TWIN_ARRAY_MAX = 128, TWIN_BLOCK_MAX = 512, TWIN_GPU_RUNS = 2 };
 
 /* Memory whose layout is the backend's own: packed matrices, states, cache blocks. */
 typedef struct twin_block {
     void *side[2];
     size_t bytes[2];
+    unsigned char *before, *first; /* of the GPU's side, where ops write to it: at twin_begin, and what the first run left */
 } twin_block;
 
 typedef struct twin {
     br_pool *pool;
     br_device *device;
     bi_backend backend[2];
-    unsigned char *host, *back, *device_side;
+    unsigned char *host, *back, *first, *device_side; /* first: what the first run of the GPU left */
     size_t used, size;
+    int run;
     struct {
         const char *name;
         size_t at, bytes;
@@ -54,7 +57,12 @@ twin_mat twin_stack(twin *t, const bi_bf16 *w, int n, int n_out, int n_in);
 twin_mat twin_stack_fp4(twin *t, const uint8_t *code, const uint8_t *scale, int n, int n_out, int n_in);
 
 void twin_begin(twin *t);
+/* The runs of a case: the GPU, the GPU again, the oracle. Begin and end between them are the twin's; do not leave the loop early. */
+#define TWIN_RUNS(t, side) for (twin_side side; twin_next((t), &side);)
+int twin_next(twin *t, twin_side *side);
 void twin_compare(twin *t, const char *what); /* fails the test with array, index and both patterns */
+/* A run of the GPU since twin_begin launched exactly this; launch_list.h. */
+void twin_launched(twin *t, const char *what, const char *list);
 br_status twin_wait(twin *t);
 
 /* A batch over host arrays made from segments {seq, n_row, pos}, on both sides: batch[side]. Take it before twin_begin. */
