@@ -131,18 +131,27 @@ class Metrics(unittest.TestCase):
 
     def test_bars_can_be_missed(self):
         def met(rows, kinds, share):
-            return [is_met for _, is_met in bars.lines([dict(step=str(i), differ_from_base_share=d, digest_trainer=digest, zero_spread_share=z)
-                                                        for i, (d, digest, z) in enumerate(rows)], kinds, share)]
-        self.assertEqual(met([("0", "a", "0.5"), ("1", "b", "0.5")], dict(w1=True), 1.0), [True] * 6)
-        self.assertEqual(met([("0.1", "a", "0.7"), ("0.9", "a", "0.7")], dict(w1=True, w2=False), 0.8), [False] * 6)
-        self.assertEqual(met([("", "a", "0.5"), ("", "b", "0.5")], dict(w1=True), 1.0), [True] * 4)
+            return [is_met for _, is_met in bars.lines([dict(step=str(i), differ_from_base_share=d, digest_trainer=digest, zero_spread_share=z,
+                                                             reward_mean="0.4") for i, (d, digest, z) in enumerate(rows)], kinds, share)]
+        self.assertEqual(met([("0", "a", "0.5"), ("1", "b", "0.5")], dict(w1=True), 1.0), [True] * 6 + [None])
+        self.assertEqual(met([("0.1", "a", "0.7"), ("0.9", "a", "0.7")], dict(w1=True, w2=False), 0.8), [False] * 6 + [None])
+        self.assertEqual(met([("", "a", "0.5"), ("", "b", "0.5")], dict(w1=True), 1.0), [True] * 4 + [None])
+
+    def test_a_long_run_must_have_learned(self):
+        def learned(first, last, n_step=100):
+            rows = [dict(step=str(i), differ_from_base_share="", digest_trainer=str(i), zero_spread_share="0.5",
+                         reward_mean=str(first if i == 0 else last)) for i in range(n_step)]
+            return bars.lines(rows, dict(w1=True), 1.0)[-1][1]
+        self.assertEqual([learned(0.36, last) for last in (0.66, 0.65, 0.3)], [True, False, False])
+        self.assertEqual([learned(0.8, last) for last in (0.91, 0.89)], [True, False])
+        self.assertIsNone(learned(0.36, 0.3, 99))
 
     def test_one_step_misses_no_bar_that_needs_two(self):
-        row = dict(step="0", differ_from_base_share="0", digest_trainer="a", zero_spread_share="0.5")
+        row = dict(step="0", differ_from_base_share="0", digest_trainer="a", zero_spread_share="0.5", reward_mean="0.4")
         found = bars.lines([row], dict(w1=True), 1.0)
-        self.assertEqual([is_met for _, is_met in found], [True, None, None, True, True, True])
-        self.assertEqual([text.endswith("needs 2 steps, the run has 1") for text, _ in found], [False, True, True, False, False, False])
-        self.assertEqual([bars.line(*bar)[:4] for bar in found], ["ok  ", "----", "----", "ok  ", "ok  ", "ok  "])
+        self.assertEqual([is_met for _, is_met in found], [True, None, None, True, True, True, None])
+        self.assertEqual([text.endswith("needs 2 steps, the run has 1") for text, _ in found], [False, True, True, False, False, False, False])
+        self.assertEqual([bars.line(*bar)[:4] for bar in found], ["ok  ", "----", "----", "ok  ", "ok  ", "ok  ", "----"])
         self.assertTrue(bars.met(found))
         self.assertFalse(bars.met(bars.lines([row], dict(w1=False), 1.0)))
 

@@ -1,8 +1,10 @@
 """What a finished run must show: that it learned, and that the adapter which was certified has an effect. From the rows of its metrics and
 the model as it ended."""
 from .. import peft
+from . import metrics
 
-ROUTED = ("w1", "w2", "w3")
+
+LONG = 100  # steps of a run that must have learned
 
 
 def moved(model):
@@ -40,12 +42,15 @@ def lines(rows, kinds, expert_share):
     based = [float(r["differ_from_base_share"]) for r in rows if r["differ_from_base_share"]]
     digests = [r["digest_trainer"] for r in rows]
     still = [r["step"] for r, before in zip(rows[1:], digests) if r["digest_trainer"] == before]
+    first, last = metrics.ends([float(r["reward_mean"]) for r in rows])
+    gain = min(0.3, (1 - first) / 2)  # all of it, or half of what was left to gain
     dead, spread = sorted(k for k, has in kinds.items() if not has), share([float(r["zero_spread_share"]) for r in rows])
     found = [  # the first update shows in the second step
         of_steps(2, rows, f"the adapter's digest changed at each step after the first{': not at ' + ', '.join(still) if still else ''}", not still),
         (f"B is not zero in {len(kinds) - len(dead)} of {len(kinds)} kinds of maps{': not in ' + ', '.join(dead) if dead else ''}", not dead),
         (f"B is not zero in {100 * expert_share:.1f} % of the routed experts, expected 90", expert_share >= 0.9),
-        (f"groups without spread: {100 * spread:.1f} %, expected at most 60", spread <= 0.6)]
+        (f"groups without spread: {100 * spread:.1f} %, expected at most 60", spread <= 0.6),
+        of_steps(LONG, rows, f"reward {first:.3f} -> {last:.3f}: a gain of {last - first:.3f}, expected {gain:.3f}", last - first >= gain)]
     if based:
         found = [(f"at step 0, where B is zero, {100 * based[0]:.2f} % of the log-probs differ from the base's, expected 0", based[0] == 0.0),
                  of_steps(2, rows, f"at the last step {100 * based[-1]:.2f} % differ from the base's, expected 99", based[-1] >= 0.99)] + found
