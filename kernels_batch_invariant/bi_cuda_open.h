@@ -1,4 +1,4 @@
-/* bi_cuda_open: the CUDA backend's door, the only header of it that C code sees.
+/* bi_cuda_open: the CUDA backend's door, with bi_cuda_test.h all of it that C code sees.
  *
  * Layer: kernels_batch_invariant. */
 #ifndef BI_CUDA_OPEN_H
@@ -15,9 +15,5 @@ br_status bi_backend_cuda_open(const bi_limits *limits, br_device *device, bi_ba
  * the one that the table of its configurations was made with. "" of another backend. */
 enum { BI_CUDA_NOTE_BYTES = 320 };
 void bi_cuda_note(const bi_backend *backend, char note[BI_CUDA_NOTE_BYTES]);
-
-/* Kernels launched since the backend was opened, by name (NULL: all): how tests prove which ran. A step that is recorded counts
- * once, when it is recorded. */
-int64_t bi_cuda_launch_count(const bi_backend *backend, const char *name);
 
 #endif

@@ -1,4 +1,4 @@
-/* bi_cuda_test: what only tests ask of the CUDA backend.
+/* bi_cuda_test: what only tests and the kernel lab ask of the CUDA backend.
  *
  * Layer: kernels_batch_invariant. */
 #ifndef BI_CUDA_TEST_H
@@ -14,7 +14,9 @@ br_status bi_cuda_poison(const bi_backend *backend);
 /* Also that of the forward backend inside. */
 br_status bi_grad_cuda_poison(const struct bi_grad *grad);
 
-/* bi_cuda_launch_count counts from here on. */
+/* Kernels launched since the backend was opened or the count reset, by name (NULL: all): which ran? A step that is recorded counts once,
+ * when it is recorded. */
+int64_t bi_cuda_launch_count(const bi_backend *backend, const char *name);
 void bi_cuda_launch_reset(const bi_backend *backend);
 
 #endif

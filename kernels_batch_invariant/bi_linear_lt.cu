@@ -209,7 +209,8 @@ static int run_test(dense_lt *lt, const cublasLtMatmulAlgo_t *algo, int y_f32, i
     return 1;
 }
 
-/* Two whole clusters of the configuration's tiles each way, where they are known, and a problem that no tile divides. */
+/* Two whole clusters of the configuration's tiles each way, where they are known, and a problem that no tile divides. What is larger than
+ * the test, as no configuration of the table is, is refused. */
 static int test_equal(dense_lt *lt, const cublasLtMatmulAlgo_t *algo, const lt_proof *proof) {
     uint32_t differ = 1;
     const lt_extent tile = tile_extent(proof->tile), cluster = cluster_extent(proof->cluster);

@@ -16,7 +16,7 @@ struct ws_stage {
     ws_target target;
     ws_manifest next;        /* of what comes in */
     lora_scale *plan[WAYS];  /* (n_map) what each way holds */
-    uint8_t *written[WAYS];  /* (n_map) not all zero */
+    uint8_t *written[WAYS];  /* (n_map) not all zero, where the target has no begin */
     br_seen *seen;           /* (2 * n_map) of the tensors that came in whole */
     uint8_t *whole;          /* (2 * n_map) */
     unsigned char *part;     /* a tensor that comes in pieces */
@@ -234,7 +234,7 @@ static br_status take_whole(ws_stage *s, int64_t i, const ws_tensor *t, const ui
     }
     s->written[way][t->map] = 1;
     BR_TRY(s->target.put(s->target.context, way, t, value, stays, &s->seen[i]));
-    if (!t->is_b && s->target.scale)
+    if (!t->is_b && !s->target.begin)
         BR_TRY(s->target.scale(s->target.context, way, t, &s->next.plan[t->map]));
     s->whole[i] = 1;
     s->n_whole++;
@@ -325,7 +325,7 @@ static br_digest digest_of(ws_stage *s) {
 }
 
 /* Maps that this version leaves alone but an earlier one in this place did not. */
-static br_status finish(ws_stage *s) {
+static br_status clear_left_alone(ws_stage *s) {
     const int32_t way = !s->live_way;
     for (int64_t i = 0; i < s->next.n_map; i++) {
         const lora_scale *scale = &s->next.plan[i];
@@ -336,17 +336,17 @@ static br_status finish(ws_stage *s) {
         for (; t.is_b < 2; t.is_b++)
             BR_TRY(s->target.put(s->target.context, way, &t, NULL, 0, NULL));
         t.is_b = 0;
-        if (s->target.scale)
-            BR_TRY(s->target.scale(s->target.context, way, &t, scale));
+        BR_TRY(s->target.scale(s->target.context, way, &t, scale));
         s->written[way][i] = 0;
     }
-    memcpy(s->plan[way], s->next.plan, (size_t)s->next.n_map * sizeof *s->plan[way]);
     return BR_OK;
 }
 
 static br_status take_end(ws_stage *s, const br_digest *expected) {
     BR_TRY(check_all_whole(s));
-    BR_TRY(finish(s));
+    if (!s->target.begin)
+        BR_TRY(clear_left_alone(s));
+    memcpy(s->plan[!s->live_way], s->next.plan, (size_t)s->next.n_map * sizeof *s->next.plan);
     BR_TRY(flush(s));
     for (int64_t i = 0; s->target.flush && i < s->next.n_tensor; i++)
         BR_TRY(judge(s, i));

@@ -24,8 +24,8 @@
 /* Where values go. All may be told of any map of the config. Their errors drop the version. */
 typedef struct ws_target {
     void *context;
-    /* A version of this plan (n_map) comes in; what is not a value of it is seen to here, s too. NULL: scale is told of each s, and put of
-     * the maps that this version leaves alone but an earlier one in its place did not. */
+    /* A version of this plan (n_map) comes in; what is not a value of it is seen to here, s too. A failure leaves the stage idle. NULL: scale
+     * is told of each s, and put of the maps that this version leaves alone but an earlier one in its place did not. */
     br_status (*begin)(void *context, int32_t way, const lora_scale *plan);
     /* A whole matrix, row-major; NULL: zeros, tensor->rank is 0 then. way: which of the two places of the name. stays 1: value is as it
      * is until flush; else it is read before put returns. */

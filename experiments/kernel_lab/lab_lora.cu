@@ -15,6 +15,7 @@
 #define restrict __restrict__
 extern "C" {
 #include "bi_cuda_open.h"
+#include "bi_cuda_test.h"
 }
 
 enum { RANK = 32, REPEATS = 7, MAPS = 6, ROWS = 8192, CACHE_BYTES = 160 << 20, D_MODEL = 7168, N_VOCAB = 163840 };

@@ -108,11 +108,15 @@ void *br_arena_take(br_arena *arena, size_t bytes, size_t align) {
     return arena->base + begin;
 }
 
-br_status br_arena_open(br_arena *arena, void (*lay_out)(void *owner, br_arena *arena), void *owner, const char *what) {
-    br_arena measure = {0};
-    lay_out(owner, &measure);
-    *arena = (br_arena){.size = measure.used};
-    BR_TRY(br_mem_alloc((void **)&arena->base, measure.used, what));
+size_t br_arena_measure(br_layout lay_out, void *owner) {
+    br_arena arena = {0};
+    lay_out(owner, &arena);
+    return arena.used;
+}
+
+br_status br_arena_open(br_arena *arena, br_layout lay_out, void *owner, const char *what) {
+    *arena = (br_arena){.size = br_arena_measure(lay_out, owner)};
+    BR_TRY(br_mem_alloc((void **)&arena->base, arena->size, what));
     lay_out(owner, arena);
     return BR_OK;
 }

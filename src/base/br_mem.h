@@ -35,8 +35,13 @@ typedef struct br_arena {
 /* Zeroed, `align` a power of two. A measuring arena returns NULL and counts. A real arena that runs out asserts: its size
  * came from the same code. */
 void *br_arena_take(br_arena *arena, size_t bytes, size_t align);
-/* Measures `lay_out` on the owner, allocates, and lays out for real. base NULL on error. Freed by br_mem_free(arena->base). */
-br_status br_arena_open(br_arena *arena, void (*lay_out)(void *owner, br_arena *arena), void *owner, const char *what);
+/* Takes the owner's arrays, always the same ones in the same order. */
+typedef void (*br_layout)(void *owner, br_arena *arena);
+size_t br_arena_measure(br_layout lay_out, void *owner); /* bytes that it takes */
+/* Measures, allocates, and lays out for real. base NULL on error. Freed by br_mem_free(arena->base). */
+br_status br_arena_open(br_arena *arena, br_layout lay_out, void *owner, const char *what);
 #define BR_ARENA_ARRAY(arena, type, count) ((type *)br_arena_take((arena), sizeof(type) * (size_t)(count), 64))
+/* Right behind what was taken before, where types are aligned alike. */
+#define BR_ARENA_NEXT(arena, type, count) ((type *)br_arena_take((arena), sizeof(type) * (size_t)(count), _Alignof(type)))
 
 #endif

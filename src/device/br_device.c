@@ -128,6 +128,13 @@ br_status br_mirror_open(br_device *device, size_t bytes, const char *what, br_m
     return status;
 }
 
+br_status br_mirror_lay_out(br_device *device, br_layout lay_out, void *owner, const char *what, br_mirror *out) {
+    BR_TRY(br_mirror_open(device, br_arena_measure(lay_out, owner), what, out));
+    br_arena arena = {.base = out->host, .size = out->bytes};
+    lay_out(owner, &arena);
+    return BR_OK;
+}
+
 void br_mirror_close(br_device *device, br_mirror *mirror) {
     if (mirror->device && mirror->device != mirror->host)
         device->op->release(device, mirror->device);

@@ -31,10 +31,9 @@ typedef struct br_fill {
     uint16_t *at;
     int64_t n_run, n_half, pitch;
     uint32_t word;
-    int32_t owner; /* of check: which word of torn speaks of it */
 } br_fill;
 br_status br_device_fill(br_device *device, const br_fill *fill, int32_t n);
-/* torn[owner] becomes 1 where a run is something else; others stay as they are. */
+/* *torn, in device memory, becomes 1 when a run is something else, and stays as it is otherwise. */
 br_status br_device_check(br_device *device, const br_fill *fill, int32_t n, uint32_t *torn);
 
 /* What a view holds: XXH3-128 of its elements in row-major order, as br_hash_bytes gives it of a dense copy; its first bf16 element that

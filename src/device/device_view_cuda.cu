@@ -179,7 +179,7 @@ static __global__ void __launch_bounds__(THREADS) check_runs(const br_fill *fill
     for (int64_t k = threadIdx.x; k < f.n_run * f.n_half; k += THREADS)
         other |= f.at[k / f.n_half * f.pitch + k % f.n_half] != view_fill_half(&f, k % f.n_half);
     if (other)
-        torn[f.owner] = 1;
+        *torn = 1;
 }
 
 extern "C" br_status br_device_cuda_place(br_device *device, const br_view *view, const uint16_t *const *src, int32_t n) {

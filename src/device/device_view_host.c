@@ -25,7 +25,7 @@ br_status br_device_host_check(br_device *device, const br_fill *fill, int32_t n
         for (int64_t run = 0; run < fill[i].n_run; run++)
             for (int64_t k = 0; k < fill[i].n_half; k++)
                 if (fill[i].at[run * fill[i].pitch + k] != view_fill_half(&fill[i], k))
-                    torn[fill[i].owner] = 1;
+                    *torn = 1;
     return BR_OK;
 }
 

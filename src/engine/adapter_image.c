@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-enum { SIZE_BITS = 32, FILLS_A = 5, FILLS_HEAD = 4 }; /* of a map: behind and beside A and B, s; more for each head of an absorbed one */
+enum { SIZE_BITS = 32, FILLS_MAP = 5, FILLS_HEAD = 4 }; /* behind and beside A and B, s; more for each head of an absorbed map */
 
 struct adapter_image {
     const br_loaded *loaded;
@@ -18,24 +18,24 @@ struct adapter_image {
     int32_t *at;                   /* (n_view) where each is on the device */
     int32_t n_view, n_fill, n_view_max, n_fill_max;
     br_mirror views, found, fills; /* (n_view_max) long ones first; (n_view_max) what was seen of these; (n_fill_max) */
-    br_mirror torn;                /* (2 * n_map) by matrix: something around it is not what it should be */
+    br_mirror torn;                /* a word: something around a matrix is not what it should be */
     lora_text text;
 };
 
 /* ---- open -------------------------------------------------------------------------------------------------------------------- */
 
-static int32_t view_max(const br_config *c, int64_t n_map) {
-    return 2 * (int32_t)n_map + c->n_layer; /* an absorbed A lies there twice */
+int32_t adapter_image_view_max(const br_config *c) {
+    return 2 * (int32_t)lora_map_count(c) + c->n_layer; /* an absorbed A lies there twice */
 }
 
 static int32_t fill_max(const br_config *c, int64_t n_map) {
-    return FILLS_A * (int32_t)n_map + FILLS_HEAD * c->n_head * c->n_layer;
+    return FILLS_MAP * (int32_t)n_map + FILLS_HEAD * c->n_head * c->n_layer;
 }
 
 size_t adapter_image_bytes(const br_config *c) {
     const int64_t n_map = lora_map_count(c);
-    return (size_t)view_max(c, n_map) * (sizeof(br_view) + sizeof(br_seen)) + (size_t)fill_max(c, n_map) * sizeof(br_fill) +
-           2 * (size_t)n_map * sizeof(uint32_t);
+    return (size_t)adapter_image_view_max(c) * (sizeof(br_view) + sizeof(br_seen)) + (size_t)fill_max(c, n_map) * sizeof(br_fill) +
+           sizeof(uint32_t);
 }
 
 static br_status alloc(adapter_image *m) {
@@ -48,7 +48,7 @@ static br_status alloc(adapter_image *m) {
     BR_TRY(br_mirror_open(device, n_view * sizeof(br_view), "where an adapter lies", &m->views));
     BR_TRY(br_mirror_open(device, n_view * sizeof(br_seen), "what was seen of an adapter", &m->found));
     BR_TRY(br_mirror_open(device, (size_t)m->n_fill_max * sizeof(br_fill), "what surrounds an adapter", &m->fills));
-    BR_TRY(br_mirror_open(device, 2 * n_map * sizeof(uint32_t), "what is torn of an adapter", &m->torn));
+    BR_TRY(br_mirror_open(device, sizeof(uint32_t), "what is torn of an adapter", &m->torn));
     return lora_text_open(&m->loaded->config, &m->text);
 }
 
@@ -58,7 +58,7 @@ br_status adapter_image_open(const br_loaded *loaded, int32_t slot, adapter_imag
     adapter_image *m = NULL;
     *out = NULL;
     BR_TRY(br_mem_alloc((void **)&m, sizeof *m, "where an adapter lies"));
-    *m = (adapter_image){.loaded = loaded, .slot = slot, .n_map = n_map, .n_view_max = view_max(c, n_map), .n_fill_max = fill_max(c, n_map)};
+    *m = (adapter_image){.loaded = loaded, .slot = slot, .n_map = n_map, .n_view_max = adapter_image_view_max(c), .n_fill_max = fill_max(c, n_map)};
     const br_status status = alloc(m);
     if (status == BR_OK)
         *out = m;
@@ -84,33 +84,23 @@ void adapter_image_close(adapter_image *m) {
 
 /* ---- laying out ---------------------------------------------------------------------------------------------------------------- */
 
-typedef struct fill_context {
-    adapter_image *image;
-    int32_t matrix;
-} fill_context;
-
 static br_status take_fill(void *context, const br_fill *fill) {
-    const fill_context *c = context;
-    adapter_image *m = c->image;
-    br_fill *to = (br_fill *)(void *)m->fills.host + m->n_fill;
+    adapter_image *m = context;
     BR_ASSERT(m->n_fill < m->n_fill_max);
-    *to = *fill;
-    to->owner = c->matrix;
-    m->n_fill++;
+    ((br_fill *)(void *)m->fills.host)[m->n_fill++] = *fill;
     return BR_OK;
 }
 
 static br_status take_matrix(adapter_image *m, const br_model_matrix *at, int32_t matrix, const lora_scale *scale) {
     const br_model *model = m->loaded->model;
-    fill_context c = {m, matrix};
     br_view view[2];
     const int32_t n = br_model_adapter_views(model, at, view);
     BR_ASSERT(m->n_view + n <= m->n_view_max);
     m->first[matrix] = m->n_view;
     for (int32_t k = 0; k < n; k++)
         m->view[m->n_view++] = view[k];
-    BR_TRY(br_model_adapter_room(model, at, take_fill, &c));
-    return at->is_b ? BR_OK : br_model_adapter_scales(model, at, scale->alpha, scale->rslora, take_fill, &c);
+    BR_TRY(br_model_adapter_room(model, at, take_fill, m));
+    return at->is_b ? BR_OK : br_model_adapter_scales(model, at, scale->alpha, scale->rslora, take_fill, m);
 }
 
 static int size_class(const br_view *view) {
@@ -199,19 +189,17 @@ static br_digest digest_of(const adapter_image *m, int64_t matrix, uint32_t *tor
 }
 
 br_status adapter_image_digest(adapter_image *m, br_digest *out) {
-    const uint32_t *torn = (const uint32_t *)(const void *)m->torn.host;
-    uint32_t any_torn = 0;
+    uint32_t torn;
     int64_t touched = 0;
     BR_TRY(look(m));
-    for (int64_t i = 0; i < 2 * m->n_map; i++)
-        any_torn |= torn[i];
+    memcpy(&torn, m->torn.host, sizeof torn);
     for (int64_t i = 0; i < m->n_map; i++)
         if (m->plan[i].rank) {
-            const br_digest a = digest_of(m, 2 * i, &any_torn), b = digest_of(m, 2 * i + 1, &any_torn);
+            const br_digest a = digest_of(m, 2 * i, &torn), b = digest_of(m, 2 * i + 1, &torn);
             lora_text_put(&m->text, touched++, a, b);
         }
     *out = lora_text_digest(&m->text);
-    if (any_torn)
+    if (torn)
         *out = br_hash_chain(*out, "torn", sizeof "torn");
     return BR_OK;
 }

@@ -11,6 +11,7 @@
 typedef struct adapter_image adapter_image;
 
 size_t adapter_image_bytes(const br_config *config); /* of the device's memory */
+int32_t adapter_image_view_max(const br_config *config); /* views of all matrices of any plan */
 br_status adapter_image_open(const br_loaded *loaded, int32_t slot, adapter_image **out);
 void adapter_image_close(adapter_image *image); /* NULL is a no-op */
 

@@ -1,70 +1,54 @@
 /* Drawing tokens; see draw.h. */
 #include "draw.h"
 
-static void lay_out_in(draw *d, int32_t n, br_arena *arena) {
-    d->row = BR_ARENA_ARRAY(arena, int32_t, n);
-    d->setting = BR_ARENA_ARRAY(arena, bi_sampling, n);
-    d->forced = BR_ARENA_ARRAY(arena, int32_t, n);
-}
-
-static void *take_words(br_arena *arena, size_t n) {
-    return br_arena_take(arena, n * sizeof(uint32_t), sizeof(uint32_t));
+static void lay_out_in(void *owner, br_arena *arena) {
+    draw *d = owner;
+    d->row = BR_ARENA_ARRAY(arena, int32_t, d->n_max);
+    d->setting = BR_ARENA_ARRAY(arena, bi_sampling, d->n_max);
+    d->forced = BR_ARENA_ARRAY(arena, int32_t, d->n_max);
 }
 
 /* Without gaps, so that the beginning of the block holds all of n rows. */
-static void lay_out_out(draw *d, int32_t n_row, br_arena *arena) {
-    const size_t n = (size_t)n_row;
-    d->token = take_words(arena, n);
-    d->logprob = take_words(arena, n);
-    d->logprob_raw = take_words(arena, n);
-    d->logprob_kept = take_words(arena, n);
-    d->fault = take_words(arena, n);
-    d->entropy = take_words(arena, n);
-    d->top = take_words(arena, n * BR_TOP_LOGPROBS_MAX * (sizeof *d->top / sizeof(uint32_t)));
-}
-
-static size_t bytes_of(draw *d, void (*lay_out)(draw *d, int32_t n, br_arena *arena)) {
-    br_arena measure = {0};
-    lay_out(d, d->n_max, &measure);
-    return measure.used;
-}
-
-static br_status open_mirror(draw *d, void (*lay_out)(draw *d, int32_t n, br_arena *arena), br_mirror *mirror) {
-    const size_t bytes = bytes_of(d, lay_out);
-    BR_TRY(br_mirror_open(d->loaded->device, bytes, "samples of a step", mirror));
-    br_arena real = {.base = mirror->host, .size = bytes};
-    lay_out(d, d->n_max, &real);
-    return BR_OK;
+static void lay_out_out(void *owner, br_arena *arena) {
+    draw *d = owner;
+    d->token = BR_ARENA_NEXT(arena, int32_t, d->n);
+    d->logprob = BR_ARENA_NEXT(arena, float, d->n);
+    d->logprob_raw = BR_ARENA_NEXT(arena, float, d->n);
+    d->logprob_kept = BR_ARENA_NEXT(arena, float, d->n);
+    d->fault = BR_ARENA_NEXT(arena, uint32_t, d->n);
+    d->entropy = BR_ARENA_NEXT(arena, float, d->n);
+    d->top = BR_ARENA_NEXT(arena, bi_top, (size_t)d->n * BR_TOP_LOGPROBS_MAX);
 }
 
 /* A function of n alone, so that a recorded step of n rows finds them there again. */
 static void place_out(draw *d) {
     br_arena out = {.base = d->out.host, .size = d->out.bytes};
-    lay_out_out(d, d->n, &out);
+    lay_out_out(d, &out);
 }
 
-static void lay_out_memory(draw *d, int32_t n, br_arena *arena) {
+static void lay_out_memory(void *owner, br_arena *arena) {
     enum { ALIGN = 256 };
-    d->x = br_arena_take(arena, (size_t)n * (size_t)d->loaded->config.d_model * sizeof *d->x, ALIGN);
-    d->logit = br_arena_take(arena, (size_t)n * (size_t)d->loaded->config.n_vocab * sizeof *d->logit, ALIGN);
+    draw *d = owner;
+    d->x = br_arena_take(arena, (size_t)d->n_max * (size_t)d->loaded->config.d_model * sizeof *d->x, ALIGN);
+    d->logit = br_arena_take(arena, (size_t)d->n_max * (size_t)d->loaded->config.n_vocab * sizeof *d->logit, ALIGN);
 }
 
 void draw_room(br_loaded *loaded, int32_t n_max) {
-    draw d = {.loaded = loaded, .n_max = n_max};
-    br_room_add(&loaded->room, "logits", bytes_of(&d, lay_out_memory));
-    br_room_add(&loaded->room, "rows of a step", bytes_of(&d, lay_out_in) + bytes_of(&d, lay_out_out));
+    draw d = {.loaded = loaded, .n = n_max, .n_max = n_max};
+    br_room_add(&loaded->room, "logits", br_arena_measure(lay_out_memory, &d));
+    br_room_add(&loaded->room, "rows of a step", br_arena_measure(lay_out_in, &d) + br_arena_measure(lay_out_out, &d));
 }
 
 br_status draw_open(draw *d, br_loaded *loaded, int32_t n_max) {
     void *memory;
-    *d = (draw){.loaded = loaded, .n_max = n_max};
-    BR_TRY(open_mirror(d, lay_out_in, &d->in));
-    BR_TRY(open_mirror(d, lay_out_out, &d->out));
-    const size_t bytes = bytes_of(d, lay_out_memory);
+    *d = (draw){.loaded = loaded, .n = n_max, .n_max = n_max};
+    BR_TRY(br_mirror_lay_out(loaded->device, lay_out_in, d, "samples of a step", &d->in));
+    BR_TRY(br_mirror_lay_out(loaded->device, lay_out_out, d, "samples of a step", &d->out));
+    const size_t bytes = br_arena_measure(lay_out_memory, d);
     BR_TRY(br_device_alloc(loaded->device, bytes, "logits", &memory));
     d->memory = memory;
     br_arena real = {.base = d->memory, .size = bytes};
-    lay_out_memory(d, n_max, &real);
+    lay_out_memory(d, &real);
     return BR_OK;
 }
 

@@ -64,8 +64,7 @@ static void list_scores(br_engine *e, const sched_plan *plan) {
     }
 }
 
-/* All that a step computes. A fault is found per segment: a row of the prefix before it cannot have
- * one, it would have ended. */
+/* All that a step computes. A fault is found per segment: a row of the prefix before it cannot have one, it would have ended. */
 static br_status run_ops(br_engine *e, const br_step *step) {
     const bi_bf16 *final;
     BR_TRY(br_model_forward(e->loaded.model, step, &final));

@@ -141,22 +141,18 @@ static size_t slot_bytes(const br_loaded *loaded) {
     return sum > largest ? sum : largest;
 }
 
-static int32_t view_count(const br_loaded *loaded) {
-    return 2 * (int32_t)lora_map_count(&loaded->config) + loaded->config.n_layer;
-}
-
 void engine_swap_room(br_loaded *loaded) {
     if (loaded->swap_rank && loaded->backend.op->mat_row)
         br_room_add(&loaded->room, "swaps of adapters",
                     (size_t)(BR_MODEL_WAYS * lora_count(loaded->adapters)) * adapter_image_bytes(&loaded->config) +
-                        ws_feed_bytes(slot_bytes(loaded), view_count(loaded)));
+                        ws_feed_bytes(slot_bytes(loaded), adapter_image_view_max(&loaded->config)));
 }
 
 static br_status open_feed(br_engine *e) {
     const br_loaded *loaded = &e->loaded;
     if (!br_model_has_views(loaded->model))
         return BR_OK;
-    return ws_feed_open(loaded->device, loaded->pool, slot_bytes(loaded), view_count(loaded), &e->swap->feed);
+    return ws_feed_open(loaded->device, loaded->pool, slot_bytes(loaded), adapter_image_view_max(&loaded->config), &e->swap->feed);
 }
 
 br_status engine_swap_open(br_engine *e) {

@@ -3,28 +3,20 @@
 
 #include <string.h>
 
-static void lay_out_in(score_rows *s, int32_t n, br_arena *arena) {
-    s->row = BR_ARENA_ARRAY(arena, int32_t, n);
-    s->token = BR_ARENA_ARRAY(arena, int32_t, n);
-    s->temperature = BR_ARENA_ARRAY(arena, float, n);
-}
-
-static void *take_words(br_arena *arena, int32_t n) {
-    return br_arena_take(arena, (size_t)n * sizeof(uint32_t), sizeof(uint32_t));
+static void lay_out_in(void *owner, br_arena *arena) {
+    score_rows *s = owner;
+    s->row = BR_ARENA_ARRAY(arena, int32_t, s->n_max);
+    s->token = BR_ARENA_ARRAY(arena, int32_t, s->n_max);
+    s->temperature = BR_ARENA_ARRAY(arena, float, s->n_max);
 }
 
 /* Without gaps, so that the beginning of the block holds all of n rows. */
-static void lay_out_out(score_rows *s, int32_t n, br_arena *arena) {
-    s->logprob = take_words(arena, n);
-    s->logprob_raw = take_words(arena, n);
-    s->fault = take_words(arena, n);
-    s->entropy = take_words(arena, n);
-}
-
-static size_t bytes_of(score_rows *s, void (*lay_out)(score_rows *s, int32_t n, br_arena *arena)) {
-    br_arena measure = {0};
-    lay_out(s, s->n_max, &measure);
-    return measure.used;
+static void lay_out_out(void *owner, br_arena *arena) {
+    score_rows *s = owner;
+    s->logprob = BR_ARENA_NEXT(arena, float, s->n);
+    s->logprob_raw = BR_ARENA_NEXT(arena, float, s->n);
+    s->fault = BR_ARENA_NEXT(arena, uint32_t, s->n);
+    s->entropy = BR_ARENA_NEXT(arena, float, s->n);
 }
 
 static size_t x_bytes(const br_loaded *loaded, int32_t n_max) {
@@ -32,25 +24,19 @@ static size_t x_bytes(const br_loaded *loaded, int32_t n_max) {
 }
 
 void score_rows_room(br_loaded *loaded, int32_t n_max) {
-    score_rows s = {.loaded = loaded, .n_max = n_max};
-    br_room_add(&loaded->room, "rows of a step", x_bytes(loaded, n_max) + bytes_of(&s, lay_out_in) + bytes_of(&s, lay_out_out));
-}
-
-static br_status open_mirror(score_rows *s, void (*lay_out)(score_rows *s, int32_t n, br_arena *arena), br_mirror *mirror) {
-    const size_t bytes = bytes_of(s, lay_out);
-    BR_TRY(br_mirror_open(s->loaded->device, bytes, "scored rows", mirror));
-    br_arena real = {.base = mirror->host, .size = bytes};
-    lay_out(s, s->n_max, &real);
-    return BR_OK;
+    score_rows s = {.loaded = loaded, .n = n_max, .n_max = n_max};
+    br_room_add(&loaded->room, "rows of a step",
+                x_bytes(loaded, n_max) + br_arena_measure(lay_out_in, &s) + br_arena_measure(lay_out_out, &s));
 }
 
 br_status score_rows_open(score_rows *s, br_loaded *loaded, int32_t n_max) {
     void *memory;
-    *s = (score_rows){.loaded = loaded, .n_max = n_max};
-    BR_TRY(open_mirror(s, lay_out_in, &s->in));
-    BR_TRY(open_mirror(s, lay_out_out, &s->out));
+    *s = (score_rows){.loaded = loaded, .n = n_max, .n_max = n_max};
+    BR_TRY(br_mirror_lay_out(loaded->device, lay_out_in, s, "scored rows", &s->in));
+    BR_TRY(br_mirror_lay_out(loaded->device, lay_out_out, s, "scored rows", &s->out));
     BR_TRY(br_device_alloc(loaded->device, x_bytes(loaded, n_max), "scored rows", &memory));
     s->x = memory;
+    score_rows_begin(s);
     return BR_OK;
 }
 
@@ -81,7 +67,7 @@ br_status score_rows_run(score_rows *s, const bi_bf16 *final) {
     br_arena room = {.base = out->host, .size = out->bytes};
     if (n == 0)
         return BR_OK;
-    lay_out_out(s, n, &room);
+    lay_out_out(s, &room);
     const float *end = s->want_entropy ? s->entropy + n : s->entropy;
     uint32_t *fault = br_mirror_at(out, s->fault);
     BR_TRY(br_device_upload(device, in->device, in->host, in->bytes));

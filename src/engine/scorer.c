@@ -25,7 +25,8 @@ static int32_t block_max(const br_loaded *loaded) {
     return block_count(loaded->n_row_max) + SCORER_PACK_MAX; /* each sequence wastes less than one */
 }
 
-static void lay_out_memory(scorer *s, br_arena *arena) {
+static void lay_out_memory(void *owner, br_arena *arena) {
+    scorer *s = owner;
     s->pages = br_arena_take(arena, s->loaded->size.page * (size_t)s->n_block_max, 256);
     s->states = br_arena_take(arena, s->loaded->size.state * SCORER_PACK_MAX, 256);
 }
@@ -36,9 +37,7 @@ static size_t row_fault_bytes(const br_loaded *loaded) {
 
 void scorer_room(br_loaded *loaded) {
     scorer s = {.loaded = loaded, .n_block_max = block_max(loaded)};
-    br_arena measure = {0};
-    lay_out_memory(&s, &measure);
-    br_room_add(&loaded->room, "cache pages and KDA states", measure.used);
+    br_room_add(&loaded->room, "cache pages and KDA states", br_arena_measure(lay_out_memory, &s));
     br_room_add(&loaded->room, "rows of a step", step_rows_bytes(loaded->n_row_max, SCORER_PACK_MAX, 0) + row_fault_bytes(loaded));
     score_rows_room(loaded, loaded->n_row_max);
 }
@@ -51,14 +50,13 @@ br_status scorer_load(const br_engine_options *options, int32_t n_row_max, int32
 
 static br_status open_parts(scorer *s) {
     void *memory;
-    br_arena measure = {0};
+    const size_t bytes = br_arena_measure(lay_out_memory, s);
     BR_TRY(step_rows_open(&s->rows, s->loaded->device, s->loaded->n_row_max, SCORER_PACK_MAX, 0));
     BR_TRY(score_rows_open(&s->score, s->loaded, s->loaded->n_row_max));
     BR_TRY(br_mirror_open(s->loaded->device, row_fault_bytes(s->loaded), "faults", &s->row_fault));
-    lay_out_memory(s, &measure);
-    BR_TRY(br_device_alloc(s->loaded->device, measure.used, "the scorer's caches", &memory));
+    BR_TRY(br_device_alloc(s->loaded->device, bytes, "the scorer's caches", &memory));
     s->memory = memory;
-    br_arena real = {.base = s->memory, .size = measure.used};
+    br_arena real = {.base = s->memory, .size = bytes};
     lay_out_memory(s, &real);
     return BR_OK;
 }

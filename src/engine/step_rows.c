@@ -1,7 +1,8 @@
 /* Rows of a step; see step_rows.h. */
 #include "step_rows.h"
 
-static void lay_out(step_rows *r, br_arena *arena) {
+static void lay_out(void *owner, br_arena *arena) {
+    step_rows *r = owner;
     const size_t n_row = (size_t)r->n_row_max, n_seg = (size_t)r->n_seg_max;
     r->seg = BR_ARENA_ARRAY(arena, bi_seg, n_seg);
     r->row_seg = BR_ARENA_ARRAY(arena, int32_t, n_row);
@@ -14,17 +15,12 @@ static void lay_out(step_rows *r, br_arena *arena) {
 
 size_t step_rows_bytes(int32_t n_row_max, int32_t n_seg_max, int32_t page_ld) {
     step_rows r = {.n_row_max = n_row_max, .n_seg_max = n_seg_max, .page_ld = page_ld};
-    br_arena measure = {0};
-    lay_out(&r, &measure);
-    return measure.used;
+    return br_arena_measure(lay_out, &r);
 }
 
 br_status step_rows_open(step_rows *r, br_device *device, int32_t n_row_max, int32_t n_seg_max, int32_t page_ld) {
-    const size_t bytes = step_rows_bytes(n_row_max, n_seg_max, page_ld);
     *r = (step_rows){.device = device, .n_row_max = n_row_max, .n_seg_max = n_seg_max, .page_ld = page_ld};
-    BR_TRY(br_mirror_open(device, bytes, "the rows of a step", &r->in));
-    br_arena real = {.base = r->in.host, .size = bytes};
-    lay_out(r, &real);
+    BR_TRY(br_mirror_lay_out(device, lay_out, r, "the rows of a step", &r->in));
     for (int32_t i = 0; i < n_seg_max; i++)
         r->state_index[i] = i;
     return BR_OK;

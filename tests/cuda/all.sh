@@ -17,29 +17,30 @@ mkdir -p "$out"
 out=$(cd "$out" && pwd) # parts run elsewhere
 
 base() {
-    local python=${PYTHON:-$("$tree/trainer_bridge/environment.sh")}
+    local python
+    python=${PYTHON:-$("$tree/trainer_bridge/environment.sh")}
     PYTHONPATH=$tree/trainer_bridge${PYTHONPATH:+:$PYTHONPATH} BITROLL=$build/bitroll BITROLL_LIBRARY=$build/libbitroll.so \
-        "$python" -W ignore -m bitroll.rl.train_base --backend cuda --out "$out/base" &&
-        cmp "$out/base/recipe.json" "$tree/experiments/rl100/base/recipe.json"
+        "$python" -W ignore -m bitroll.rl.train_base --backend cuda --out "$out/base"
+    cmp "$out/base/recipe.json" "$tree/experiments/rl100/base/recipe.json"
 }
 
 train() {
     "$tree/experiments/rl100/rl100.sh" "$out/rl100" ragged:1 small600:1
     for run in ragged small600; do
-        tail -n 1 "$out/rl100/${run}_seed1/log.txt" | grep -q ' 0 of [1-9][0-9]* log-probs differ' || return 1
+        tail -n 1 "$out/rl100/${run}_seed1/log.txt" | grep -q ' 0 of [1-9][0-9]* log-probs differ'
     done
 }
 
 # The forward passes that have a peer of their own, into the same table.
 bench() {
     local python=${PYTHON:-python3} trainer table=(--csv "$out/bench.csv" --commit "$commit")
-    (cd "$tree" && "$build/bitroll" bench "${table[@]}") || return 1
+    (cd "$tree" && "$build/bitroll" bench "${table[@]}")
     if ! "$python" -c 'import torch' 2>/dev/null; then
         echo "no torch: kimi_linear and trainer.forward are left out"
         return
     fi
-    "$python" "$tree/experiments/bench/kimi_linear_peer.py" --bitroll "$build/bitroll" "${table[@]}" || return 1
-    trainer=${PYTHON:-$("$tree/trainer_bridge/environment.sh")} || return 1
+    "$python" "$tree/experiments/bench/kimi_linear_peer.py" --bitroll "$build/bitroll" "${table[@]}"
+    trainer=${PYTHON:-$("$tree/trainer_bridge/environment.sh")}
     "$trainer" -W ignore "$tree/experiments/bench/megatron_forward.py" --bitroll "$build/bitroll" --library "$build/libbitroll.so" "${table[@]}"
 }
 
@@ -64,8 +65,10 @@ part() {
 failed=0
 for name in "$@"; do
     start=$SECONDS
-    status=0
-    (set -e; part "$name") >"$out/$name.log" 2>&1 || status=$?
+    set +e # behind || or in a condition, the part would go on after a command that failed
+    (set -e; part "$name") >"$out/$name.log" 2>&1
+    status=$?
+    set -e
     printf '%-12s exit %d, %4d s: %s\n' "$name" "$status" $((SECONDS - start)) "$(tail -n 1 "$out/$name.log")"
     [ "$status" -eq 0 ] || failed=1
 done

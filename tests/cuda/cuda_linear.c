@@ -1,5 +1,6 @@
 /* linear on the GPU: packed matrices, every form of the dense product and its thresholds, mixed adapters, faults, recorded
  * steps; all against the oracle, byte for byte. */
+#include "bi_cuda_test.h"
 #include "linear_rig.h"
 #include "test_support.h"
 

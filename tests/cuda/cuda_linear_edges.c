@@ -1,5 +1,6 @@
 /* linear on the GPU at the edges of its choices: groups, streams, cuBLASLt and its table. Against the oracle where shapes are small, else
  * one form of the GPU against the tiles, which the suite linear compares with the oracle. */
+#include "bi_cuda_test.h"
 #include "dense_forms.h"
 #include "linear_rig.h"
 #include "test_support.h"

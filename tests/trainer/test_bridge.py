@@ -404,7 +404,7 @@ class Swaps(unittest.TestCase):
         with rigged() as r:
             remote, texts = r.remote(grant_bytes=512), {}
             remote.swap("policy", 0, version(r.shapes, 0), INITIAL)
-            for number, mode in enumerate(("drain", "finish-old", "stop", "in-flight", "drain"), 1):
+            for number, mode in enumerate(("drain", "finish-old", "stop", "in-flight", "drain", "drain"), 1):
                 texts[number] = samples(2)
                 remote.start(texts[number], "policy", 7, max_new=LONG, ignore_eos=1)
                 remote.wait(lambda: texts[number][0].tokens, "tokens")

@@ -88,7 +88,7 @@ class Engine:
     def generate(self, texts, adapter, seed, certify=True, base=False, **sampling):
         """Fills the texts. certify: log-probs are kept until `release`. base: a text that has ended is scored without an adapter, in the same
         steps as those that still run."""
-        held = {text: [] for text in texts}
+        held, temperature = {text: [] for text in texts}, sampling_of(self.library, sampling).temperature
         for text in texts:
             text.adapter = adapter
 
@@ -100,7 +100,7 @@ class Engine:
                 return []
             text.stop, text.digest = token.stop, digest_of_bits(self.library, held[text])
             self.take_versions(text, token.request)
-            return [self.score_request(Score(text, text.base), "base", sampling.get("temperature", 1.0))] if base and text.tokens else []
+            return [self.score_request(Score(text, text.base), "base", temperature)] if base and text.tokens else []
         self.run([(t, dict(prompt=t.prompt, uid=t.uid, sample=t.sample, adapter=adapter, seed=seed, **sampling)) for t in texts], take)
         self.held.update(held)
         if not certify:

@@ -151,13 +151,14 @@ class Weights(Connection):
         self.lap("transfer_ms")
         self.answer("W_PREPARED")
         self.lap("verify_ms")
-        if (mode, self.mode) != ("drain", "drain"):
+        pauses = (mode, self.mode) != ("drain", "drain")  # the worker keeps the mode of the last pause
+        if pauses:
             self.send("PAUSE", mode=MODE[mode])
             self.mode = mode
             self.answer("STATS")
         self.send("W_COMMIT", change.version)
         live = abi.text_of(self.answer("W_COMMITTED").digest)
-        if mode != "drain":
+        if pauses:
             self.send("RESUME")
             self.answer("STATS")
         self.lap("commit_ms")
