@@ -6,6 +6,7 @@
 #   trainer   bitroll-worker, libbitroll.so, libbitroll_bridge.so, megatron-core
 #   tests     bitroll_cuda_tests
 #   swap      bitroll_cuda_swap
+# and lab_digest where it was built.
 set -euo pipefail
 tree=$(cd "$(dirname "$0")/../.." && pwd)
 build=${1:?pack.sh BUILD OUT}

@@ -100,7 +100,8 @@ class Engine:
                 return []
             text.stop, text.digest = token.stop, digest_of_bits(self.library, held[text])
             self.take_versions(text, token.request)
-            return [self.score_request(Score(text, text.base), "base", temperature)] if base and text.tokens else []
+            scored = base and text.tokens and token.stop not in (abi.CONSTANTS["BR_STOP_ERROR"], abi.CONSTANTS["BR_STOP_ABORT"])
+            return [self.score_request(Score(text, text.base), "base", temperature)] if scored else []
         self.run([(t, dict(prompt=t.prompt, uid=t.uid, sample=t.sample, adapter=adapter, seed=seed, **sampling)) for t in texts], take)
         self.held.update(held)
         if not certify:

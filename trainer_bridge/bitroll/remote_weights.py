@@ -156,14 +156,21 @@ class Weights(Connection):
             self.send("PAUSE", mode=MODE[mode])
             self.mode = mode
             self.answer("STATS")
-        self.send("W_COMMIT", change.version)
-        live = abi.text_of(self.answer("W_COMMITTED").digest)
-        if pauses:
-            self.send("RESUME")
-            self.answer("STATS")
+        try:
+            self.send("W_COMMIT", change.version)
+            live = abi.text_of(self.answer("W_COMMITTED").digest)
+        except Refused:  # what was live serves on
+            self.resume(pauses)
+            raise
+        self.resume(pauses)
         self.lap("commit_ms")
         self.last_swap.update(bytes=size_of(change), by_handle=handle is not None)
         return live
+
+    def resume(self, pauses):
+        if pauses:
+            self.send("RESUME")
+            self.answer("STATS")
 
     def lap(self, part):
         now = time.monotonic()
