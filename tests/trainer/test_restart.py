@@ -211,7 +211,8 @@ class Folder(unittest.TestCase):
     def test_a_run_of_one_step_is_done(self):
         status, said, error = rl_rig.train(rl_rig.config("one"), os.path.join(rig.PLACE, "one"), "--steps", "1")
         self.assertEqual(status, 0, said + error)
-        self.assertEqual([line.split(": ")[-1] for line in said.splitlines() if line.startswith("----")], ["needs 2 steps, the run has 1"] * 2)
+        self.assertEqual([line.split(": ")[-1] for line in said.splitlines() if line.startswith("----")], ["needs 2 steps, the run has 1"] * 2 +
+                         ["needs 100 steps, the run has 1"])
 
     def test_texts_that_do_not_fit_end_the_run_in_a_sentence(self):
         status, said, error = self.two_steps("long", batch=dict(prompts=4, samples=4, prompt_tokens=[60, 60], max_tok=64))[1]
