@@ -114,6 +114,23 @@ class Folder(unittest.TestCase):
     def test_no_folder_is_no_step(self):
         self.assertIsNone(resume.load(os.path.join(rig.PLACE, "none"), self.parts.policy))
 
+    def test_a_flipped_bit_is_refused(self):
+        folder = self.saved("flipped")
+        for place, _, files in os.walk(folder):
+            for name in sorted(set(files) - {resume.RUN}):
+                path = os.path.join(place, name)
+                with open(path, "r+b") as file:
+                    file.seek(os.path.getsize(path) // 2)
+                    byte = file.read(1)[0]
+                    file.seek(-1, os.SEEK_CUR)
+                    file.write(bytes([byte ^ 1]))
+                with self.subTest(name), self.assertRaisesRegex(ValueError, f"{name} is not what was saved"):
+                    resume.load(folder, self.parts.policy)
+                with open(path, "r+b") as file:
+                    file.seek(os.path.getsize(path) // 2)
+                    file.write(bytes([byte]))
+        self.assertEqual(resume.load(folder, self.parts.policy), (3, {}))
+
     def test_another_base_is_refused(self):
         folder = self.saved("other")
         path = os.path.join(folder, resume.RUN)
@@ -192,8 +209,9 @@ class Folder(unittest.TestCase):
         return out, path
 
     def checkpoint_at(self, out, n_step):
-        with open(os.path.join(out, "checkpoint", resume.RUN), "w", encoding="ascii") as file:
-            json.dump(dict(n_step=n_step, base_digest="0" * 32), file)
+        folder = os.path.join(out, "checkpoint")
+        with open(os.path.join(folder, resume.RUN), "w", encoding="ascii") as file:
+            json.dump(dict(n_step=n_step, base_digest="0" * 32, files=resume.digests(folder)), file)
 
     def test_two_runs_in_one_folder_are_refused(self):
         """For as long as the first lives: a kill lets go."""

@@ -45,6 +45,40 @@ def sampling_of(library, fields):
     return setting
 
 
+LIMITS = {"sample": (0, (1 << 24) - 1), "seed": (0, (1 << 64) - 1), "max_new": (1, 1 << 20), "min_new": (0, 1 << 20), "top_k": (0, (1 << 31) - 1),
+          "ignore_eos": (0, 1), "n_stop": (0, abi.CONSTANTS["BR_STOP_MAX"])}
+
+
+def check_numbers(**numbers):
+    for name, value in numbers.items():
+        least, most = LIMITS[name]
+        if not least <= value <= most:
+            raise ValueError(f"{name} {value}: expected {least} to {most}")
+
+
+def check_text(text):
+    """What a request can say of a text, in this process and on the wire."""
+    uid = text.uid.encode()
+    if not 1 <= len(uid) <= abi.CONSTANTS["BR_UID_BYTES_MAX"] or b"\0" in uid:
+        raise ValueError(f"uid {text.uid!r:.80}: expected 1 to {abi.CONSTANTS['BR_UID_BYTES_MAX']} bytes, none of them 0")
+    ids = text.prompt + text.tokens
+    if not text.prompt or len(ids) > 1 << 20 or not all(0 <= i < 1 << 31 for i in ids):
+        raise ValueError(f"{text.uid}: a prompt of {len(text.prompt)} and {len(text.tokens)} tokens behind it: expected 1 to {1 << 20} ids, "
+                         "none below 0")
+    check_numbers(sample=text.sample)
+
+
+def check_sampling(texts, adapter, seed, certify, base, fields):
+    """Before anything is asked for. The base's own log-probs would be their certificate."""
+    if base and certify and (adapter or "base") == "base":
+        raise ValueError("base: texts of the base that are certified are not scored under it before their release")
+    if len(set(texts)) != len(texts):
+        raise ValueError("a text comes twice")
+    check_numbers(seed=seed, **{name: value for name, value in fields.items() if name in LIMITS})
+    for text in texts:
+        check_text(text)
+
+
 def check_release(held, texts, certificates):
     strangers = [f"{t.uid}, sample {t.sample}" for t in texts if t.tokens and t not in held]
     if strangers:
@@ -88,6 +122,7 @@ class Engine:
     def generate(self, texts, adapter, seed, certify=True, base=False, **sampling):
         """Fills the texts. certify: log-probs are kept until `release`. base: a text that has ended is scored without an adapter, in the same
         steps as those that still run."""
+        check_sampling(texts, adapter, seed, certify, base, sampling)
         held, temperature = {text: [] for text in texts}, sampling_of(self.library, sampling).temperature
         for text in texts:
             text.adapter = adapter
@@ -125,13 +160,32 @@ class Engine:
 
     def score_request(self, score, adapter, temperature):
         text = score.text
+        check_text(text)
         return score, dict(prompt=text.prompt + text.tokens, uid=text.uid, sample=text.sample, adapter=adapter, seed=0,
                            score_from=len(text.prompt), temperature=temperature)
 
     def run(self, requests, take=None):
         """requests: (owner, arguments of submit). take(text, token) for each token that comes of a text, returns further requests; tokens of a
         Score are its bits. Raises the first error at the end."""
-        waiting, running, errors = list(reversed(requests)), {}, []
+        running = {}
+        try:
+            self.poll_all(list(reversed(requests)), running, take)
+        except BaseException:
+            self.drop(running)
+            raise
+
+    def drop(self, running):
+        """Requests whose caller has given up: the engine forgets them."""
+        for number in running:
+            self.library.c.br_abort(self.handle, number)
+        tokens, n, done = (abi.STRUCTS["br_token"] * POLL_MAX)(), ctypes.c_int32(), ctypes.c_int32()
+        while running and not self.library.c.br_poll(self.handle, tokens, POLL_MAX, ctypes.byref(n), ctypes.byref(done)):
+            for token in tokens[: n.value]:
+                if token.last:
+                    running.pop(token.request, None)
+
+    def poll_all(self, waiting, running, take):
+        errors = []
         tokens, n, done = (abi.STRUCTS["br_token"] * POLL_MAX)(), ctypes.c_int32(), ctypes.c_int32()
         while waiting or running:
             self.submit_some(waiting, running)
@@ -161,6 +215,8 @@ class Engine:
             waiting.pop()
 
     def submit(self, prompt, uid, sample, adapter, seed, score_from=0, **sampling):
+        if not self.handle:
+            raise ValueError("the engine is closed")
         setting = sampling_of(self.library, sampling)
         ids = (ctypes.c_int32 * len(prompt))(*prompt)
         request = abi.STRUCTS["br_request"](

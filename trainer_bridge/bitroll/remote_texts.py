@@ -6,7 +6,7 @@ import itertools
 from . import abi
 from .connection import SLICE_MS, Connection
 from .digests import digest_of_bits
-from .in_process import Score, check_release, sampling_of
+from .in_process import Score, check_release, check_sampling, check_text, sampling_of
 from .wire import C, bits_of, text_at, words_at
 
 BUSY_SLICE_MS, FULL_S = 20, 2.0
@@ -53,6 +53,8 @@ class Texts(Connection):
         self.send_some()
         if self.queue and not self.running and silent > FULL_S:
             n_left = len(self.queue)
+            for _, owner, _, _ in self.queue:
+                self.with_base.pop(owner, None)
             self.queue.clear()
             raise abi.Error(C["BR_E_LIMIT"], f"{n_left} requests are left without credit while the worker holds {len(self.held)} texts for their "
                                              "certificates: release those, or start it with more --requests")
@@ -77,6 +79,7 @@ class Texts(Connection):
 
     def start(self, texts, adapter, seed, certify=True, base=False, **sampling):
         """Asks for texts; `finish` or `abort` ends them."""
+        check_sampling(texts, adapter, seed, certify, base, sampling)
         setting = sampling_of(self.library, sampling)
         if setting.top_logprobs or setting.entropy:
             raise TypeError("top_logprobs and entropy do not come over the bridge")
@@ -137,7 +140,10 @@ class Texts(Connection):
                 number = self.held.pop(text)
                 self.released[number] = text, certificate
                 self.send("GEN_RELEASE", 0, number, certificate=certificate)
-        self.wait(lambda: not self.released, "release")
+        try:
+            self.wait(lambda: not self.released, "release")
+        finally:
+            self.released.clear()
 
     def take_gen_held(self, number, held):
         (text, certificate), bits = self.released[number], words_at(held.logprob)
@@ -174,6 +180,7 @@ class Texts(Connection):
 
     def ask_score(self, score, adapter, temperature):
         text = score.text
+        check_text(text)
         self.ask(score, "SCORE_REQ", adapter, first_asked=len(text.prompt), temperature=bits_of(temperature), token=text.prompt + text.tokens)
 
     def take_score_done(self, number, done):

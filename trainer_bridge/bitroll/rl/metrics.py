@@ -52,7 +52,10 @@ def read(path):
     """Rows as dicts of text. A last line that was cut off, of a run that was killed while it wrote, is left out."""
     with open(path, encoding="ascii", errors="replace", newline="") as file:
         text = file.read()
-    rows = list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
+    try:
+        rows = list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
+    except csv.Error as error:
+        raise ValueError(f"{path}: no table: {error}") from error
     for number, row in enumerate(rows, 2):
         if None in row or None in row.values():
             raise ValueError(f"{path}: line {number} has too {'many' if None in row else 'few'} fields: expected one a column")

@@ -1,6 +1,7 @@
 """A training run on disk: masters through Megatron's dist_checkpointing, the optimizer's state, what the arm keeps, and how many steps are
 done. The folder is replaced as a whole: at every moment either the old one or the new one can be read."""
 import contextlib
+import hashlib
 import json
 import os
 import queue
@@ -35,6 +36,18 @@ def sync_folder(folder):
             os.close(handle)
 
 
+def digests(folder):
+    """{path below the folder: SHA-256} of all that was saved, but for the file that says so."""
+    found = {}
+    for place, _, files in os.walk(folder):
+        for name in files:
+            path = os.path.join(place, name)
+            with open(path, "rb") as file:
+                found[os.path.relpath(path, folder)] = hashlib.sha256(file.read()).hexdigest()
+    found.pop(RUN, None)
+    return found
+
+
 class Failed(ValueError):
     """A checkpoint that cannot be written, is damaged, or is of another run; one sentence."""
 
@@ -60,7 +73,7 @@ def save(folder, policy, n_step, kept):
         dist_checkpointing.save(masters(policy.model), os.path.join(part, "masters"))
         torch.save(dict(optimizer=policy.optimizer.state_dict(), kept=kept), os.path.join(part, "optimizer.pt"))
         with open(os.path.join(part, RUN), "w", encoding="ascii") as file:
-            json.dump(dict(n_step=n_step, base_digest=policy.base_digest), file)
+            json.dump(dict(n_step=n_step, base_digest=policy.base_digest, files=digests(part)), file)
         sync_folder(part)
         if os.path.exists(folder):
             os.rename(folder, old)
@@ -99,7 +112,13 @@ def header(folder):
     """(Steps that are done, digest of the base.)"""
     with told(f"{folder}: {UNREADABLE}"), open(os.path.join(folder, RUN), encoding="ascii") as file:
         run = json.load(file)
-        return int(run["n_step"]), run["base_digest"]
+        if type(run["n_step"]) is not int or run["n_step"] < 0:
+            raise Failed(f"{folder}: {UNREADABLE}: it is of {run['n_step']} steps")
+        found = digests(folder)
+        torn = sorted(name for name in run["files"].keys() | found.keys() if run["files"].get(name) != found.get(name))
+        if torn:
+            raise Failed(f"{folder}: {UNREADABLE}: {torn[0]} is not what was saved")
+        return run["n_step"], run["base_digest"]
 
 
 def load(folder, policy):

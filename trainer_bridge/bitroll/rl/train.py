@@ -64,6 +64,8 @@ class Run:
             self.engine = opened.enter_context(contextlib.closing(open_rollout(args, settings, self.policy)))
             self.arm = arm(self.engine, self.policy, Checkpoint(args.rollout_model or args.model))
             self.n_step = self.begin_from_checkpoint()
+            if settings.steps < self.n_step:
+                raise ValueError(f"{self.out}: {self.n_step} steps are done: expected as many or more, not {settings.steps}")
             self.grpo = Grpo(self.engine, self.policy, self.arm, task_of(settings, self.policy), settings, args.resume)
             self.ledger = opened.enter_context(self.open_ledger(library))
             self.table = opened.enter_context(contextlib.closing(metrics.Table(self.path("metrics.csv"), self.n_step)))
