@@ -105,8 +105,7 @@ static br_status enqueue(ws_feed *f, feed_slot *slot) {
     }
     BR_TRY(br_device_upload(f->device, view, slot->view, n * sizeof *view));
     BR_TRY(br_device_upload(f->device, src, slot->src, n * sizeof *src));
-    BR_TRY(br_device_place(f->device, view, src, slot->n_view));
-    BR_TRY(br_device_hash(f->device, view, slot->n_view, seen));
+    BR_TRY(br_device_place(f->device, view, src, slot->n_view, seen));
     return br_device_mark(f->device, f->at);
 }
 

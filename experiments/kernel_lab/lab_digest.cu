@@ -1,13 +1,14 @@
-/* lab_digest: how fast versions of the hash of device_view_cuda.cu go over an adapter of rank 32 of slice-full, and reads alone.
+/* lab_digest: how fast device_view_cuda.cu hashes and places an adapter of rank 32 of slice-full, beside reads and copies alone, and versions of
+ * placing and hashing in one kernel.
  *
  * Layer: experiments. One program that needs nothing installed where it runs, about 10 s:
  *   nvcc -std=c++17 -O3 --fmad=false -Xcompiler=-static-libgcc,-static-libstdc++ -Isrc -Isrc/base -Isrc/device \
  *     -gencode=arch=compute_90a,code=sm_90a experiments/kernel_lab/lab_digest.cu -o lab_digest && timeout 90 ./lab_digest
  * Random elements in the shapes of the real maps, among them B of kv_b, half of whose rows lie turned. Every version's answers are compared
- * with those of version 0, the kernel of the tree, and many of them with the library's digest; some matrices hold a NaN, one only zeros.
+ * with those of the tree's kernel, and many of them with the library's digest; some matrices hold a NaN, one only zeros.
  * Then placing: dense sources to where the views say and the hash of what went there, in one kernel or in two; what lies there is hashed again
- * by the tree's kernel. Argument: part of the names of the versions to run beside version 0. Prints `version,registers,blocks_per_sm,us,gbs,
- * share,turned_us`: medians of REPEATS launches; share of the rate of reads (placing: of copies) alone; the turned matrix alone. */
+ * by the tree's kernel. Prints `version,registers,blocks_per_sm,us,gbs,share,turned_us`: medians of REPEATS launches; share of the rate of
+ * reads (placing: of copies) alone; the turned matrix alone. */
 #include "lab_digest_versions.cuh"
 
 #include <algorithm>
@@ -170,7 +171,6 @@ template <class F> static double time_of(F launch) {
 static br_view *views_device;
 static br_seen *seen_device;
 static std::vector<br_seen> of_tree;
-static const char *wanted = "";
 static double read_us;
 static int n_sm;
 
@@ -192,36 +192,20 @@ static int is_right(const char *name) {
 }
 
 /* launch(view, n) starts the kernel k. */
-template <class K, class F> static void run(const char *name, K k, int threads, size_t shared, F launch) {
+template <class K, class F> static void run(const char *name, K k, F launch) {
     cudaFuncAttributes attributes;
     int per_sm;
     const int n = (int)views.size();
-    if (!strstr(name, wanted))
-        return;
     need(cudaFuncGetAttributes(&attributes, k), "attributes");
-    need(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, k, threads, shared), "occupancy");
+    need(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, k, THREADS, 0), "occupancy");
     need(cudaMemset(seen_device, 0xee, sizeof(br_seen) * (size_t)n), "poison");
-    const double us = time_of([&]() { launch(views_device, n, per_sm); });
+    const double us = time_of([&]() { launch(views_device, n); });
     if (!is_right(name))
         return;
     const size_t turned = (size_t)(std::find_if(views.begin(), views.end(), [](const br_view &v) { return v.part[1].n_row; }) - views.begin());
-    const double turned_us = time_of([&]() { launch(views_device + turned, 1, per_sm); });
+    const double turned_us = time_of([&]() { launch(views_device + turned, 1); });
     printf("%s,%d,%d,%.1f,%.0f,%.3f,%.1f\n", name, attributes.numRegs, per_sm, us, 1e-3 * (double)n_byte / us, read_us / us, turned_us);
     fflush(stdout);
-}
-
-template <int WARPS, int AHEAD, int PER_SM> static void run_registers(const char *name) {
-    const auto k = hash_registers<WARPS, AHEAD, PER_SM>;
-    run(name, k, WARP * WARPS, 0, [&](const br_view *view, int n, int) { k<<<(unsigned)n, WARP * WARPS>>>(view, n, seen_device); });
-}
-
-template <int WARPS, int STAGES, int PER_SM> static void run_ring(const char *name, int stays) {
-    const auto k = hash_ring<WARPS, STAGES, PER_SM>;
-    const size_t shared = sizeof(ring_of<WARPS, STAGES>);
-    need(cudaFuncSetAttribute(k, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), "shared memory");
-    run(name, k, WARP * WARPS, shared, [&](const br_view *view, int n, int per_sm) {
-        k<<<(unsigned)(stays ? std::min(n, per_sm * n_sm) : n), WARP * WARPS, shared>>>(view, n, seen_device);
-    });
 }
 
 /* ---- placing -------------------------------------------------------------------------------------------------------------------------------- */
@@ -259,19 +243,17 @@ static void make_places(const uint16_t *memory) {
     printf("placing: copies alone %.1f us\nversion,registers,blocks_per_sm,us,share of copies,turned_us\n", copy_us);
 }
 
-/* launch(view, src, n) places and hashes; the tree's kernel then says what lies there. */
-template <class K, class F> static void run_placing(const char *name, K k, int threads, F launch) {
+/* launch(view, src, n) places, and hashes where so said; the tree's kernel then says what lies there. */
+template <class K, class F> static void run_placing(const char *name, int hashes, K k, F launch) {
     cudaFuncAttributes attributes;
     int per_sm;
     const int n = (int)views.size();
-    if (!strstr(name, wanted))
-        return;
     need(cudaFuncGetAttributes(&attributes, k), "attributes");
-    need(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, k, threads, 0), "occupancy");
+    need(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, k, THREADS, 0), "occupancy");
     need(cudaMemset(placed, 0xee, n_element * sizeof *placed), "poison");
     need(cudaMemset(seen_device, 0xee, sizeof(br_seen) * (size_t)n), "poison");
     const double us = time_of([&]() { launch(placed_device, src_device, n); });
-    if (!is_right(name))
+    if (hashes && !is_right(name))
         return;
     hash_views<<<(unsigned)n, THREADS>>>(placed_device, seen_device);
     if (!is_right(name))
@@ -282,13 +264,7 @@ template <class K, class F> static void run_placing(const char *name, K k, int t
     fflush(stdout);
 }
 
-template <int WARPS, int AHEAD, int PER_SM> static void run_place_registers(const char *name) {
-    const auto k = place_registers<WARPS, AHEAD, PER_SM>;
-    run_placing(name, k, WARP * WARPS,
-                [&](const br_view *view, const uint16_t *const *src, int n) { k<<<(unsigned)n, WARP * WARPS>>>(view, src, seen_device); });
-}
-
-int main(int n_arg, char **arg) {
+int main(void) {
     need(cudaDeviceGetAttribute(&n_sm, cudaDevAttrMultiProcessorCount, 0), "device");
     uint16_t *memory = make_adapter();
     need(cudaMalloc(&views_device, views.size() * sizeof(br_view)), "memory");
@@ -297,25 +273,20 @@ int main(int n_arg, char **arg) {
     read_us = time_of([&]() { read_all<<<(unsigned)(4 * n_sm), 512>>>((const uint4 *)memory, n_byte / 16, (uint32_t *)memory); });
     printf("%zu views, %.3f GB; reads alone %.1f us, %.0f GB/s\n", views.size(), 1e-9 * (double)n_byte, read_us, 1e-3 * (double)n_byte / read_us);
     printf("version,registers,blocks_per_sm,us,gbs,share,turned_us\n");
-    run("0 tree", hash_views, THREADS, 0, [&](const br_view *view, int n, int) { hash_views<<<(unsigned)n, THREADS>>>(view, seen_device); });
-    wanted = n_arg > 1 ? arg[1] : "";
-    run_registers<4, 8, 5>("1 registers: 4 warps and 8 ahead");
-    run_registers<4, 16, 3>("1 registers: 4 warps and 16 ahead");
-    run_registers<8, 8, 2>("1 registers: 8 warps and 8 ahead");
-    run_ring<4, 2, 3>("2 ring: 4 warps x 2 stages", 0);
-    run_ring<4, 2, 3>("2 ring: 4 warps x 2 stages that stay", 1);
-    run_ring<4, 3, 2>("2 ring: 4 warps x 3 stages", 0);
-    run_ring<4, 3, 2>("2 ring: 4 warps x 3 stages that stay", 1);
-    run_ring<8, 1, 3>("2 ring: 8 warps x 1 stage", 0);
-    run_ring<8, 1, 3>("2 ring: 8 warps x 1 stage that stays", 1);
+    run("tree", hash_views, [&](const br_view *view, int n) { hash_views<<<(unsigned)n, THREADS>>>(view, seen_device); });
     make_places(memory);
-    run_placing("0 tree: placing, then the hash", place_views, THREADS, [&](const br_view *view, const uint16_t *const *src, int n) {
-        place_views<<<dim3((unsigned)n, PLACE_PARTS), THREADS>>>(view, src);
+    run_placing("tree", 1, place_views, [&](const br_view *view, const uint16_t *const *src, int n) {
+        place_views<<<(unsigned)n, THREADS>>>(view, src, seen_device);
+    });
+    run_placing("two kernels: the first alone", 0, place_parts, [&](const br_view *view, const uint16_t *const *src, int n) {
+        place_parts<<<dim3((unsigned)n, PARTS), THREADS>>>(view, src);
+    });
+    run_placing("two kernels", 1, place_parts, [&](const br_view *view, const uint16_t *const *src, int n) {
+        place_parts<<<dim3((unsigned)n, PARTS), THREADS>>>(view, src);
         hash_views<<<(unsigned)n, THREADS>>>(view, seen_device);
     });
-    run_place_registers<4, 8, 5>("3 placing: 4 warps and 8 ahead");
-    run_place_registers<4, 8, 4>("3 placing: 4 warps and 8 ahead, 4 blocks an SM");
-    run_place_registers<4, 16, 3>("3 placing: 4 warps and 16 ahead");
-    run_place_registers<8, 8, 2>("3 placing: 8 warps and 8 ahead");
+    run_placing("the hash of what is stored", 1, place_summing, [&](const br_view *view, const uint16_t *const *src, int n) {
+        place_summing<<<(unsigned)n, THREADS>>>(view, src, seen_device);
+    });
     return 0;
 }

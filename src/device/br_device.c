@@ -199,8 +199,8 @@ void br_device_unimport(br_device *device, void *block) {
 
 /* ---- views: device_view.h ------------------------------------------------------------------------------------------------- */
 
-br_status br_device_place(br_device *device, const br_view *view, const uint16_t *const *src, int32_t n) {
-    return device->op->place(device, view, src, n);
+br_status br_device_place(br_device *device, const br_view *view, const uint16_t *const *src, int32_t n, br_seen *seen) {
+    return device->op->place(device, view, src, n, seen);
 }
 
 br_status br_device_fill(br_device *device, const br_fill *fill, int32_t n) {

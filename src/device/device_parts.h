@@ -25,7 +25,7 @@ typedef struct device_ops {
     br_memory_kind (*kind_of)(br_device *, const void *at, const void **end);
     br_status (*import)(br_device *, const uint8_t handle[BR_IPC_HANDLE_BYTES], void **out);
     void (*unimport)(br_device *, void *block);
-    br_status (*place)(br_device *, const br_view *view, const uint16_t *const *src, int32_t n);
+    br_status (*place)(br_device *, const br_view *view, const uint16_t *const *src, int32_t n, br_seen *seen);
     br_status (*fill)(br_device *, const br_fill *fill, int32_t n);
     br_status (*check)(br_device *, const br_fill *fill, int32_t n, uint32_t *torn);
     br_status (*hash)(br_device *, const br_view *view, int32_t n, br_seen *seen);
@@ -46,11 +46,11 @@ br_status br_device_cuda_open(void *const *stream, br_device **out);
 br_status br_device_cuda_export(const void *at, br_ipc *out);
 
 /* device_view_host.c, device_view_cuda.cu */
-br_status br_device_host_place(br_device *, const br_view *view, const uint16_t *const *src, int32_t n);
+br_status br_device_host_place(br_device *, const br_view *view, const uint16_t *const *src, int32_t n, br_seen *seen);
 br_status br_device_host_fill(br_device *, const br_fill *fill, int32_t n);
 br_status br_device_host_check(br_device *, const br_fill *fill, int32_t n, uint32_t *torn);
 br_status br_device_host_hash(br_device *, const br_view *view, int32_t n, br_seen *seen);
-br_status br_device_cuda_place(br_device *, const br_view *view, const uint16_t *const *src, int32_t n);
+br_status br_device_cuda_place(br_device *, const br_view *view, const uint16_t *const *src, int32_t n, br_seen *seen);
 br_status br_device_cuda_fill(br_device *, const br_fill *fill, int32_t n);
 br_status br_device_cuda_check(br_device *, const br_fill *fill, int32_t n, uint32_t *torn);
 br_status br_device_cuda_hash(br_device *, const br_view *view, int32_t n, br_seen *seen);

@@ -23,8 +23,18 @@ typedef struct br_view {
     br_part part[2];
 } br_view;
 
-/* Writes where a view says; src[i] (n_row, n_col) of view i is dense, in device memory. */
-br_status br_device_place(br_device *device, const br_view *view, const uint16_t *const *src, int32_t n);
+/* What a view holds: XXH3-128 of its elements in row-major order, as br_hash_bytes gives it of a dense copy; its first bf16 element that
+ * is NaN or Inf, UINT32_MAX when there is none; 1 unless all are zero, of either sign. */
+typedef struct br_seen {
+    br_digest digest;
+    uint32_t first_bad, any;
+} br_seen;
+/* A group of threads a view, in order: long ones belong first. */
+br_status br_device_hash(br_device *device, const br_view *view, int32_t n, br_seen *seen);
+
+/* Writes where a view says, then looks at what lies there: seen is read back from its place. src[i] (n_row, n_col) of view i is dense, in device
+ * memory. No two views of a call overlap. */
+br_status br_device_place(br_device *device, const br_view *view, const uint16_t *const *src, int32_t n, br_seen *seen);
 
 /* Runs of one 32-bit word again and again, whatever its place: n_run runs of n_half elements, one every `pitch` elements. */
 typedef struct br_fill {
@@ -35,14 +45,5 @@ typedef struct br_fill {
 br_status br_device_fill(br_device *device, const br_fill *fill, int32_t n);
 /* *torn, in device memory, becomes 1 when a run is something else, and stays as it is otherwise. */
 br_status br_device_check(br_device *device, const br_fill *fill, int32_t n, uint32_t *torn);
-
-/* What a view holds: XXH3-128 of its elements in row-major order, as br_hash_bytes gives it of a dense copy; its first bf16 element that
- * is NaN or Inf, UINT32_MAX when there is none; 1 unless all are zero, of either sign. */
-typedef struct br_seen {
-    br_digest digest;
-    uint32_t first_bad, any;
-} br_seen;
-/* A group of threads a view, in order: long ones belong first. */
-br_status br_device_hash(br_device *device, const br_view *view, int32_t n, br_seen *seen);
 
 #endif

@@ -1,9 +1,10 @@
 /* Views on a GPU; see device_view.h.
  *
- * hash: a block of 256 threads a view, 8 teams of 32. In a round each team reads 4 blocks of the hash, 8 pieces of 16 bytes a thread,
- * all in flight before the first is used: 32 KiB a block of threads, of which three share an SM. Sums of the round go to shared
- * memory, and while the next round's pieces are on their way, eight threads take the chain through them. No order: sums are integers.
- * place, fill, check: a block of 256 threads a job (place: PLACE_PARTS of them), elements or pieces by strides. */
+ * hash: a block of 256 threads a view, four threads a block of the hash: thread p of them reads piece p of every stripe, 8 stripes before it is
+ * used, and has two accumulators of its own. Sums of a round of 64 blocks go to shared memory, and while the next round's pieces are on their
+ * way, eight threads take the chain through them. No order: sums are integers.
+ * place: the same threads, 8 pieces a thread read before the first is written; then the hash, mostly out of L2.
+ * fill, check: a block of 256 threads a job, elements by strides. */
 #include <cuda_runtime.h>
 #define _Noreturn [[noreturn]]
 extern "C" {
@@ -11,7 +12,7 @@ extern "C" {
 #include "view_core.h"
 }
 
-enum { THREADS = 256, TEAMS = THREADS / VIEW_TEAM, TEAM_BLOCKS = 4, ROUND = TEAMS * TEAM_BLOCKS, PLACE_PARTS = 16, HASH_PER_SM = 3 };
+enum { THREADS = 256, AHEAD = 8, ROUND = THREADS / VIEW_PIECES, HASH_PER_SM = 2, WARP = 32 };
 
 static br_status launched(const char *what) {
     const cudaError_t error = cudaGetLastError();
@@ -22,128 +23,162 @@ static br_status launched(const char *what) {
 
 typedef struct hash_room {
     uint64_t sum[2][ROUND][BR_XXH3_LANES]; /* of the round at hand and of the one before */
-    uint64_t acc[BR_XXH3_LANES];
-    uint32_t first_bad, any;
+    uint64_t acc[BR_XXH3_LANES], rest[BR_XXH3_LANES];
+    uint64_t secret[24];
+    uint32_t any, bad, first_bad;
 } hash_room;
 
-/* Over the eight threads of equal l % 4. */
-static __device__ __forceinline__ void add_up(uint64_t sum[2]) {
-#pragma unroll
-    for (int h = 16; h >= 4; h >>= 1) {
-        sum[0] += __shfl_xor_sync(0xffffffffu, sum[0], h);
-        sum[1] += __shfl_xor_sync(0xffffffffu, sum[1], h);
+static __device__ __forceinline__ void begin(hash_room *room) {
+    const int t = (int)threadIdx.x;
+    if (t < 24)
+        room->secret[t] = br_xxh3_words_device[t];
+    if (t < BR_XXH3_LANES)
+        room->acc[t] = br_xxh3_start(t);
+    if (t == 0) {
+        room->any = room->bad = 0;
+        room->first_bad = UINT32_MAX;
     }
-}
-
-static __device__ __forceinline__ void keep(hash_room *room, const view_notes *notes) {
-    if (notes->first_bad != UINT32_MAX)
-        atomicMin(&room->first_bad, notes->first_bad);
-    const int any = __any_sync(0xffffffffu, notes->any != 0);
-    if (any && threadIdx.x % VIEW_TEAM == 0)
-        room->any = 1;
+    __syncthreads();
 }
 
 /* The chain through n sums, by the threads below BR_XXH3_LANES. */
-static __device__ __forceinline__ void chain(const uint64_t (*sum)[BR_XXH3_LANES], uint32_t n, uint64_t step_key, uint64_t *acc) {
+static __device__ __forceinline__ void chain(hash_room *room, int at, uint32_t n) {
     const int lane = (int)threadIdx.x;
     if (lane >= BR_XXH3_LANES)
         return;
+    const uint64_t key = br_xxh3_step_key(lane);
+    uint64_t acc = room->acc[lane];
 #pragma unroll 8
     for (uint32_t b = 0; b < n; b++)
-        *acc = br_xxh3_step(*acc, sum[b][lane], step_key);
+        acc = br_xxh3_step(acc, room->sum[at][b][lane], key);
+    room->acc[lane] = acc;
 }
 
-template <view_form FORM>
-static __device__ __forceinline__ void hash_long(const br_view &v, hash_room *room) {
-    const int l = (int)threadIdx.x % VIEW_TEAM, team = (int)threadIdx.x / VIEW_TEAM, lane = (int)threadIdx.x % BR_XXH3_LANES;
-    const uint32_t n_block = br_xxh3_blocks(view_bytes(&v));
-    const view_keys keys = view_keys_of(l);
-    const uint64_t step_key = br_xxh3_step_key(lane);
-    uint64_t acc = br_xxh3_start(lane);
-    view_notes notes = {UINT32_MAX, 0};
+/* Round after round; sum_of(first, sum) gives this thread's two sums of its block of the round that begins with block `first`. */
+template <class F> static __device__ __forceinline__ void rounds(hash_room *room, uint32_t n_block, F sum_of) {
+    const int p = (int)threadIdx.x % VIEW_PIECES, mine = (int)threadIdx.x / VIEW_PIECES;
     int at = 0;
     for (uint32_t first = 0; first < n_block; first += ROUND, at ^= 1) {
-        uint64_t word[TEAM_BLOCKS][2][2];
-#pragma unroll
-        for (int k = 0; k < TEAM_BLOCKS; k++) {
-            const uint32_t block = first + (uint32_t)(team * TEAM_BLOCKS + k);
-#pragma unroll
-            for (int j = 0; j < 2; j++)
-                if (block < n_block)
-                    view_read(&v, FORM, view_piece(block, l, j), word[k][j]);
-        }
+        uint64_t sum[2] = {0, 0};
         if (first)
-            chain(room->sum[at ^ 1], ROUND, step_key, &acc);
-#pragma unroll
-        for (int k = 0; k < TEAM_BLOCKS; k++) {
-            const uint32_t block = first + (uint32_t)(team * TEAM_BLOCKS + k);
-            uint64_t sum[2] = {0, 0};
-            if (block >= n_block)
-                break;
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                view_note(&notes, view_piece(block, l, j), word[k][j]);
-                br_xxh3_add(sum, word[k][j], keys.key[j]);
-            }
-            add_up(sum);
-            if (l < 4) {
-                room->sum[at][team * TEAM_BLOCKS + k][2 * l] = sum[0];
-                room->sum[at][team * TEAM_BLOCKS + k][2 * l + 1] = sum[1];
-            }
-        }
+            chain(room, at ^ 1, ROUND);
+        sum_of(first, sum);
+        room->sum[at][mine][2 * p] = sum[0];
+        room->sum[at][mine][2 * p + 1] = sum[1];
         __syncthreads();
     }
     if (n_block)
-        chain(room->sum[at ^ 1], (n_block - 1) % ROUND + 1, step_key, &acc);
-    if (team == 0) {
-        uint64_t sum[2] = {0, 0};
-        view_rest(&v, FORM, l, &keys, sum, &notes);
-        add_up(sum);
-        if (l < BR_XXH3_LANES)
-            room->acc[l] = acc;
-        __syncwarp();
-        if (l < 4) {
-            room->acc[2 * l] += sum[0];
-            room->acc[2 * l + 1] += sum[1];
-        }
+        chain(room, at ^ 1, (n_block - 1) % ROUND + 1);
+}
+
+/* Pieces on their way to this thread; those of its next block follow those of this one. */
+struct ahead {
+    const unsigned char *at; /* of the block at hand */
+    ulonglong2 piece[AHEAD];
+};
+
+static __device__ __forceinline__ void ask(ahead *a, int s, int from, int is_there) {
+    if (is_there)
+        a->piece[s % AHEAD] = __ldcg((const ulonglong2 *)(a->at + from)); /* of L2, which has what this kernel has stored */
+}
+
+/* Where no block is left, the pieces are zero or those of the last one once more, and the sums are nobody's. */
+static __device__ __forceinline__ void sum_ahead(ahead *a, const uint64_t *key, int is_there, int is_next, uint64_t sum[2], view_flags *flags) {
+#pragma unroll
+    for (int s = 0; s < VIEW_STRIPES; s++) {
+        const uint64_t word[2] = {a->piece[s % AHEAD].x, a->piece[s % AHEAD].y};
+        const int to = (s + AHEAD) % VIEW_STRIPES, later = s + AHEAD >= VIEW_STRIPES;
+        ask(a, s, later * ROUND * BR_XXH3_BLOCK + to * BR_XXH3_STRIPE, later ? is_next : is_there);
+        view_flag(flags, word);
+        br_xxh3_add(sum, word, key + s);
     }
-    keep(room, &notes);
+    a->at += ROUND * BR_XXH3_BLOCK;
+}
+
+static __device__ __forceinline__ void hash_dense(const br_view *v, hash_room *room, view_flags *flags) {
+    const uint32_t n_block = br_xxh3_blocks(view_bytes(v)), mine = threadIdx.x / VIEW_PIECES;
+    const int p = (int)threadIdx.x % VIEW_PIECES;
+    ahead a = {(const unsigned char *)v->part[0].at + mine * BR_XXH3_BLOCK + p * BR_XXH3_PIECE, {}};
+#pragma unroll
+    for (int s = 0; s < AHEAD; s++)
+        ask(&a, s, s * BR_XXH3_STRIPE, mine < n_block);
+    rounds(room, n_block, [&](uint32_t first, uint64_t sum[2]) {
+        sum_ahead(&a, room->secret + 2 * p, first + mine < n_block, first + ROUND + mine < n_block, sum, flags);
+    });
+}
+
+static __device__ __forceinline__ void hash_strided(const br_view *v, view_form form, hash_room *room, view_flags *flags) {
+    const uint32_t n_block = br_xxh3_blocks(view_bytes(v));
+    rounds(room, n_block, [&](uint32_t first, uint64_t sum[2]) {
+        const uint32_t block = first + threadIdx.x / VIEW_PIECES;
+        if (block >= n_block)
+            return;
+#pragma unroll 1
+        for (uint32_t s = 0; s < VIEW_STRIPES; s++)
+            view_take(v, form, block * BR_XXH3_BLOCK + s * BR_XXH3_STRIPE, 8 * (int)s, (int)threadIdx.x % VIEW_PIECES, sum, flags);
+    });
+}
+
+/* What lies behind the whole blocks, by one warp. */
+static __device__ __forceinline__ void hash_rest(const br_view *v, view_form form, hash_room *room, view_flags *flags) {
+    const int l = (int)threadIdx.x % WARP;
+    uint64_t sum[2] = {0, 0};
+#pragma unroll 1
+    for (uint32_t s = (uint32_t)(l / VIEW_PIECES); s <= VIEW_STRIPES; s += WARP / VIEW_PIECES)
+        view_rest(v, form, s, l % VIEW_PIECES, sum, flags);
+    __syncwarp();
+#pragma unroll
+    for (int h = WARP / 2; h >= VIEW_PIECES; h /= 2) {
+        sum[0] += __shfl_xor_sync(0xffffffffu, sum[0], h);
+        sum[1] += __shfl_xor_sync(0xffffffffu, sum[1], h);
+    }
+    if (l < VIEW_PIECES) {
+        room->rest[2 * l] = sum[0];
+        room->rest[2 * l + 1] = sum[1];
+    }
+}
+
+static __device__ __forceinline__ void end(const br_view *v, view_form form, hash_room *room, view_flags flags, br_seen *seen) {
+    const uint32_t n = view_bytes(v);
+    if (threadIdx.x >= THREADS - WARP)
+        hash_rest(v, form, room, &flags);
+    if (view_any(flags))
+        room->any = 1;
+    if (view_has_bad(flags))
+        room->bad = 1;
     __syncthreads();
+    if (threadIdx.x < BR_XXH3_LANES)
+        room->acc[threadIdx.x] += room->rest[threadIdx.x];
+    for (uint32_t e = threadIdx.x; room->bad && e < n / 2; e += THREADS)
+        if (view_is_bad(v, e))
+            atomicMin(&room->first_bad, e);
+    __syncthreads();
+    if (threadIdx.x)
+        return;
+    seen->digest = br_xxh3_long(room->acc, n);
+    seen->first_bad = room->first_bad;
+    seen->any = room->any;
+}
+
+static __device__ __forceinline__ void hash(const br_view *v, view_form form, hash_room *room, br_seen *seen) {
+    view_flags flags = {0, 0};
+    if (view_bytes(v) <= BR_XXH3_SHORT) {
+        if (threadIdx.x == 0)
+            *seen = view_short(v);
+        return;
+    }
+    begin(room);
+    if (form == VIEW_DENSE)
+        hash_dense(v, room, &flags);
+    else
+        hash_strided(v, form, room, &flags);
+    end(v, form, room, flags, seen);
 }
 
 static __global__ void __launch_bounds__(THREADS, HASH_PER_SM) hash_views(const br_view *view, br_seen *seen) {
     __shared__ hash_room room;
-    const br_view v = view[blockIdx.x];
-    const uint32_t n = view_bytes(&v);
-    if (threadIdx.x == 0) {
-        room.first_bad = UINT32_MAX;
-        room.any = 0;
-    }
-    __syncthreads();
-    br_seen out;
-    if (n <= BR_XXH3_SHORT) {
-        view_notes notes = {UINT32_MAX, 0};
-        if (threadIdx.x)
-            return;
-        out.digest = view_short(&v, &notes);
-        out.first_bad = notes.first_bad;
-        out.any = notes.any != 0;
-        seen[blockIdx.x] = out;
-        return;
-    }
-    const view_form form = view_form_of(&v);
-    if (form == VIEW_DENSE)
-        hash_long<VIEW_DENSE>(v, &room);
-    else if (form == VIEW_ROWS)
-        hash_long<VIEW_ROWS>(v, &room);
-    else
-        hash_long<VIEW_ANY>(v, &room);
-    if (threadIdx.x)
-        return;
-    out.digest = br_xxh3_long(room.acc, n);
-    out.first_bad = room.first_bad;
-    out.any = room.any;
-    seen[blockIdx.x] = out;
+    const br_view *v = &view[blockIdx.x];
+    hash(v, view_form_of(v), &room, &seen[blockIdx.x]);
 }
 
 extern "C" br_status br_device_cuda_hash(br_device *device, const br_view *view, int32_t n, br_seen *seen) {
@@ -153,19 +188,67 @@ extern "C" br_status br_device_cuda_hash(br_device *device, const br_view *view,
     return launched("hashing");
 }
 
-/* ---- place, fill, check ------------------------------------------------------------------------------------------------------------- */
+/* ---- place -------------------------------------------------------------------------------------------------------------------------- */
 
-static __global__ void __launch_bounds__(THREADS) place_views(const br_view *view, const uint16_t *const *from) {
-    const br_view v = view[blockIdx.x];
-    const uint16_t *src = from[blockIdx.x];
-    const uint32_t n = view_bytes(&v) / 2, first = blockIdx.y * THREADS + threadIdx.x, stride = PLACE_PARTS * THREADS;
-    const view_form form = (uintptr_t)src % BR_XXH3_PIECE ? VIEW_ANY : view_form_of(&v);
-    const uint32_t n_piece = form == VIEW_ANY ? 0 : n / VIEW_HALVES;
-    for (uint32_t i = first; i < n_piece; i += stride)
-        *(uint4 *)(form == VIEW_DENSE ? v.part[0].at + i * VIEW_HALVES : view_at(&v, i * VIEW_HALVES)) = ((const uint4 *)src)[i];
-    for (uint32_t e = n_piece * VIEW_HALVES + first; e < n; e += stride)
-        *view_at(&v, e) = src[e];
+static __device__ __forceinline__ void place_dense(uint4 *to, const uint4 *from, uint32_t n_piece) {
+    for (uint32_t i = threadIdx.x; i < n_piece; i += AHEAD * THREADS) {
+        uint4 piece[AHEAD];
+#pragma unroll
+        for (uint32_t k = 0; k < AHEAD; k++)
+            if (i + k * THREADS < n_piece)
+                piece[k] = __ldcs(from + i + k * THREADS);
+#pragma unroll
+        for (uint32_t k = 0; k < AHEAD; k++)
+            if (i + k * THREADS < n_piece)
+                to[i + k * THREADS] = piece[k];
+    }
 }
+
+/* Pieces of n_col / VIEW_HALVES a row; neighbours take neighbouring rows, which is how elements that lie by columns follow each other. */
+static __device__ __forceinline__ void place_strided(const br_view *v, view_form form, const uint4 *from, uint32_t n_piece) {
+    const uint32_t n_row = (uint32_t)v->n_row, a_row = (uint32_t)v->n_col / VIEW_HALVES;
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < n_piece; i += THREADS) {
+        const uint32_t at = i % n_row * a_row + i / n_row;
+        const int64_t step = view_part_of(v, at * VIEW_HALVES)->col;
+        uint16_t *to = view_at(v, at * VIEW_HALVES);
+        const uint4 piece = from[at];
+        const uint32_t word[4] = {piece.x, piece.y, piece.z, piece.w};
+        if (form == VIEW_ROWS)
+            *(uint4 *)to = piece;
+        else
+#pragma unroll
+            for (int k = 0; k < VIEW_HALVES; k++)
+                to[k * step] = (uint16_t)(word[k / 2] >> 16 * (k % 2));
+    }
+}
+
+static __global__ void __launch_bounds__(THREADS, HASH_PER_SM) place_views(const br_view *view, const uint16_t *const *from, br_seen *seen) {
+    __shared__ hash_room room;
+    const br_view *v = &view[blockIdx.x];
+    const uint16_t *src = from[blockIdx.x];
+    const view_form form = view_form_of(v);
+    const uint32_t n = view_bytes(v) / 2;
+    const int by_piece = (uintptr_t)src % BR_XXH3_PIECE == 0 && (form == VIEW_DENSE || v->n_col % VIEW_HALVES == 0);
+    const uint32_t n_piece = by_piece ? n / VIEW_HALVES : 0;
+    if (form == VIEW_DENSE)
+        place_dense((uint4 *)v->part[0].at, (const uint4 *)src, n_piece);
+    else
+        place_strided(v, form, (const uint4 *)src, n_piece);
+    for (uint32_t e = n_piece * VIEW_HALVES + threadIdx.x; e < n; e += THREADS)
+        *view_at(v, e) = src[e];
+    __syncthreads();
+    hash(v, form, &room, &seen[blockIdx.x]);
+}
+
+extern "C" br_status br_device_cuda_place(br_device *device, const br_view *view, const uint16_t *const *src, int32_t n, br_seen *seen) {
+    if (n == 0)
+        return BR_OK;
+    place_views<<<(unsigned)n, THREADS, 0, (cudaStream_t)device->stream>>>(view, src, seen);
+    return launched("placing");
+}
+
+/* ---- fill, check ---------------------------------------------------------------------------------------------------------------------- */
 
 static __global__ void __launch_bounds__(THREADS) fill_runs(const br_fill *fill) {
     const br_fill f = fill[blockIdx.x];
@@ -180,13 +263,6 @@ static __global__ void __launch_bounds__(THREADS) check_runs(const br_fill *fill
         other |= f.at[k / f.n_half * f.pitch + k % f.n_half] != view_fill_half(&f, k % f.n_half);
     if (other)
         *torn = 1;
-}
-
-extern "C" br_status br_device_cuda_place(br_device *device, const br_view *view, const uint16_t *const *src, int32_t n) {
-    if (n == 0)
-        return BR_OK;
-    place_views<<<dim3((unsigned)n, PLACE_PARTS), THREADS, 0, (cudaStream_t)device->stream>>>(view, src);
-    return launched("placing");
 }
 
 extern "C" br_status br_device_cuda_fill(br_device *device, const br_fill *fill, int32_t n) {

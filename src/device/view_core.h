@@ -1,14 +1,14 @@
 /* view_core: elements of views, and their hash, as each thread of either device works on them. Internal to src/device.
  *
- * A view of more than BR_XXH3_SHORT bytes is hashed by threads in teams of 32: of a block of 1,024 bytes thread l reads the pieces of
- * 16 bytes l and l + 32, which feed the accumulators 2 (l % 4) and 2 (l % 4) + 1; the eight threads of equal l % 4 then add theirs up. */
+ * A view of more than BR_XXH3_SHORT bytes is hashed stripe by stripe: piece p of each, 16 bytes, feeds the accumulators 2p and 2p + 1. What is
+ * seen besides, of all elements at once, are two flags; where a NaN or Inf lies is looked for once more when there is one. */
 #ifndef VIEW_CORE_H
 #define VIEW_CORE_H
 
 #include "br_xxh3.h"
 #include "device_view.h"
 
-enum { VIEW_TEAM = 32, VIEW_HALVES = BR_XXH3_PIECE / 2 };
+enum { VIEW_HALVES = BR_XXH3_PIECE / 2, VIEW_STRIPES = BR_XXH3_BLOCK / BR_XXH3_STRIPE, VIEW_PIECES = BR_XXH3_STRIPE / BR_XXH3_PIECE };
 
 typedef enum view_form {
     VIEW_DENSE, /* elements follow each other: pieces of 16 bytes, aligned */
@@ -27,7 +27,11 @@ static inline BR_HD view_form view_form_of(const br_view *v) {
     return v->n_col % VIEW_HALVES == 0 && view_part_is_wide(p) && view_part_is_wide(&v->part[1]) ? VIEW_ROWS : VIEW_ANY;
 }
 
-/* Where the e-th element lies. */
+/* Where the e-th element lies, and in which part. */
+static inline BR_HD const br_part *view_part_of(const br_view *v, uint32_t e) {
+    const uint32_t n_group = (uint32_t)(v->part[0].n_row + v->part[1].n_row);
+    return &v->part[e / (uint32_t)v->n_col % n_group >= (uint32_t)v->part[0].n_row];
+}
 static inline BR_HD uint16_t *view_at(const br_view *v, uint32_t e) {
     const uint32_t row = e / (uint32_t)v->n_col, col = e % (uint32_t)v->n_col, n_group = (uint32_t)(v->part[0].n_row + v->part[1].n_row);
     const uint32_t group = row / n_group, r = row % n_group, first = (uint32_t)v->part[0].n_row;
@@ -39,13 +43,15 @@ static inline BR_HD uint32_t view_bytes(const br_view *v) {
     return (uint32_t)v->n_row * (uint32_t)v->n_col * (uint32_t)sizeof(uint16_t);
 }
 
-/* 16 bytes from element e on, as two words. */
+/* 16 bytes from element e on, as two words. A piece within a row takes one division for its elements. */
 static inline BR_HD void view_read(const br_view *v, view_form form, uint32_t e, uint64_t word[2]) {
-    if (form == VIEW_ANY || e % VIEW_HALVES) { /* the last stripe begins anywhere */
-        uint64_t *to = word;
-        for (uint32_t i = 0; i < VIEW_HALVES; i++) {
-            to[i / 4] = (i % 4 ? to[i / 4] : 0) | (uint64_t)*view_at(v, e + i) << 16 * (i % 4);
-        }
+    const int in_row = v->n_col % VIEW_HALVES == 0 && e % VIEW_HALVES == 0; /* the last stripe begins anywhere */
+    if (form == VIEW_ANY || e % VIEW_HALVES) {
+        const int64_t step = in_row ? view_part_of(v, e)->col : 0;
+        const uint16_t *at = in_row ? view_at(v, e) : NULL;
+        word[0] = word[1] = 0;
+        for (uint32_t i = 0; i < VIEW_HALVES; i++)
+            word[i / 4] |= (uint64_t)(in_row ? at[i * step] : *view_at(v, e + i)) << 16 * (i % 4);
         return;
     }
     const uint16_t *at = form == VIEW_DENSE ? v->part[0].at + e : view_at(v, e);
@@ -58,85 +64,63 @@ static inline BR_HD void view_read(const br_view *v, view_form form, uint32_t e,
 #endif
 }
 
-/* The first of four elements whose exponent is all ones; 4: none. */
-static inline BR_HD uint32_t view_bad(uint64_t word) {
-    uint32_t i = 0;
-    while (i < 4 && (word >> 16 * i & 0x7f80) != 0x7f80)
-        i++;
-    return i;
-}
-/* Are there any? A carry out of the exponent says so. */
-static inline BR_HD int view_has_bad(uint64_t word) {
-    return (((word & 0x7f807f807f807f80u) + 0x0080008000800080u) & 0x8000800080008000u) != 0;
-}
+/* Of elements, two a word: their bits; a sign that one more changes, in the last bit of the exponent, since all its bits are set. */
+typedef struct view_flags {
+    uint32_t any, bad;
+} view_flags;
 
-/* What one thread has seen besides the hash. */
-typedef struct view_notes {
-    uint32_t first_bad;
-    uint64_t any;
-} view_notes;
-
-static inline BR_HD void view_note(view_notes *notes, uint32_t e, const uint64_t word[2]) {
-    notes->any |= (word[0] | word[1]) & 0x7fff7fff7fff7fffu;
-    if (!view_has_bad(word[0]) && !view_has_bad(word[1]))
-        return;
-    const uint32_t at = view_has_bad(word[0]) ? e + view_bad(word[0]) : e + 4 + view_bad(word[1]);
-    notes->first_bad = at < notes->first_bad ? at : notes->first_bad;
-}
-
-/* The secrets of thread l: of its stripe l / 4 and of stripe l / 4 + 8. */
-typedef struct view_keys {
-    uint64_t key[2][2];
-} view_keys;
-
-static inline BR_HD view_keys view_keys_of(int l) {
-    view_keys keys;
-    for (int j = 0; j < 2; j++)
-        for (int i = 0; i < 2; i++)
-            keys.key[j][i] = br_xxh3_secret(8 * (l / 4 + 8 * j) + BR_XXH3_PIECE * (l % 4) + 8 * i);
-    return keys;
-}
-
-/* Piece j of thread l of a block, in elements. */
-static inline BR_HD uint32_t view_piece(uint32_t block, int l, int j) {
-    return (block * BR_XXH3_BLOCK + (uint32_t)(l + VIEW_TEAM * j) * BR_XXH3_PIECE) / (uint32_t)sizeof(uint16_t);
-}
-
-/* What thread l adds behind the whole blocks: its pieces of the stripes that are left, and, of the last 64 bytes, one of threads 0..3. */
-static inline BR_HD void view_rest(const br_view *v, view_form form, int l, const view_keys *keys, uint64_t sum[2], view_notes *notes) {
-    const uint32_t n = view_bytes(v), block = br_xxh3_blocks(n);
-    uint64_t word[2], key[2];
-    for (int j = 0; j < 2; j++) {
-        if ((uint32_t)(l / 4 + 8 * j) >= br_xxh3_stripes(n))
-            continue;
-        const uint32_t e = view_piece(block, l, j);
-        view_read(v, form, e, word);
-        view_note(notes, e, word);
-        br_xxh3_add(sum, word, keys->key[j]);
+static inline BR_HD void view_flag(view_flags *flags, const uint64_t word[2]) {
+    for (int i = 0; i < 4; i++) {
+        const uint32_t x = (uint32_t)(word[i / 2] >> 32 * (i % 2));
+        flags->any |= x;
+        flags->bad |= (x + 0x00800080u) ^ x;
     }
-    if (l >= 4)
-        return;
-    const uint32_t e = (n - BR_XXH3_STRIPE + BR_XXH3_PIECE * (uint32_t)l) / (uint32_t)sizeof(uint16_t);
-    view_read(v, form, e, word);
-    view_note(notes, e, word);
-    for (int i = 0; i < 2; i++)
-        key[i] = br_xxh3_secret(BR_XXH3_LAST + BR_XXH3_PIECE * l + 8 * i);
+}
+static inline BR_HD uint32_t view_any(view_flags flags) {
+    return (flags.any & 0x7fff7fffu) != 0;
+}
+static inline BR_HD uint32_t view_has_bad(view_flags flags) {
+    return (flags.bad & 0x80008000u) != 0;
+}
+static inline BR_HD int view_is_bad(const br_view *v, uint32_t e) {
+    return (*view_at(v, e) & 0x7f80) == 0x7f80;
+}
+
+/* Piece p of the stripe that begins at this byte, whose secret begins at `secret`. */
+static inline BR_HD void view_take(const br_view *v, view_form form, uint32_t byte, int secret, int p, uint64_t sum[2], view_flags *flags) {
+    const uint64_t key[2] = {br_xxh3_secret(secret + BR_XXH3_PIECE * p), br_xxh3_secret(secret + BR_XXH3_PIECE * p + 8)};
+    uint64_t word[2];
+    view_read(v, form, (byte + (uint32_t)(BR_XXH3_PIECE * p)) / (uint32_t)sizeof(uint16_t), word);
+    view_flag(flags, word);
     br_xxh3_add(sum, word, key);
 }
 
+/* Piece p of stripe s of the block that begins at this byte; behind the whole blocks, stripe VIEW_STRIPES is the last 64 bytes. */
+static inline BR_HD void view_rest(const br_view *v, view_form form, uint32_t s, int p, uint64_t sum[2], view_flags *flags) {
+    const uint32_t n = view_bytes(v), begins = br_xxh3_blocks(n) * BR_XXH3_BLOCK;
+    if (s < br_xxh3_stripes(n))
+        view_take(v, form, begins + s * BR_XXH3_STRIPE, 8 * (int)s, p, sum, flags);
+    if (s == VIEW_STRIPES)
+        view_take(v, form, n - BR_XXH3_STRIPE, BR_XXH3_LAST, p, sum, flags);
+}
+
 /* A view of at most BR_XXH3_SHORT bytes, by one thread. */
-static inline BR_HD br_digest view_short(const br_view *v, view_notes *notes) {
+static inline BR_HD br_seen view_short(const br_view *v) {
     unsigned char bytes[BR_XXH3_SHORT];
     const uint32_t n = view_bytes(v);
+    br_seen seen;
+    seen.first_bad = UINT32_MAX;
+    seen.any = 0;
     for (uint32_t e = 0; e < n / 2; e++) {
         const uint16_t x = *view_at(v, e);
         bytes[2 * e] = (unsigned char)x;
         bytes[2 * e + 1] = (unsigned char)(x >> 8);
-        notes->any |= x & 0x7fff;
-        if ((x & 0x7f80) == 0x7f80 && e < notes->first_bad)
-            notes->first_bad = e;
+        seen.any |= (x & 0x7fff) != 0;
+        if (view_is_bad(v, e) && seen.first_bad == UINT32_MAX)
+            seen.first_bad = e;
     }
-    return br_xxh3_short(bytes, n);
+    seen.digest = br_xxh3_short(bytes, n);
+    return seen;
 }
 
 /* Element k of a run. */

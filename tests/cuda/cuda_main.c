@@ -28,6 +28,15 @@ static int named(const char *name, int argc, char **argv) {
     return argc == 1;
 }
 
+static void run(Suite *suite, int *n_failed, int *n_run) {
+    SRunner *runner = srunner_create(suite);
+    srunner_set_fork_status(runner, CK_NOFORK); /* a CUDA context does not survive a fork */
+    srunner_run_all(runner, CK_ENV);
+    *n_failed += srunner_ntests_failed(runner);
+    *n_run += srunner_ntests_run(runner);
+    srunner_free(runner);
+}
+
 int main(int argc, char **argv) {
     br_device *device;
     if (br_device_open("cuda", &device) != BR_OK) {
@@ -35,13 +44,10 @@ int main(int argc, char **argv) {
         return 2;
     }
     br_device_close(device);
-    SRunner *runner = srunner_create(NULL);
-    srunner_set_fork_status(runner, CK_NOFORK); /* a CUDA context does not survive a fork */
-    for (int i = 0; i < SUITE_COUNT; i++)
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    int n_failed = 0, n_run = 0;
+    for (int i = 0; i < SUITE_COUNT; i++) /* a runner each, so that what was seen is said before the next begins */
         if (named(suites[i].name, argc, argv))
-            srunner_add_suite(runner, suites[i].make());
-    srunner_run_all(runner, CK_ENV);
-    const int n_failed = srunner_ntests_failed(runner), n_run = srunner_ntests_run(runner);
-    srunner_free(runner);
+            run(suites[i].make(), &n_failed, &n_run);
     return n_failed > 0 || n_run == 0;
 }

@@ -9,6 +9,7 @@
 # BACKEND=oracle: a dry run without a GPU.
 set -euo pipefail
 
+here=$(cd "$(dirname "$0")" && pwd)
 bitroll=$1
 shift
 presets=("$@")
@@ -18,15 +19,6 @@ dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 
 digest_of() { sed -n 's/.*"logprob_digest": "\([0-9a-f]*\)".*/\1/p' "$1" | tail -n 1; }
-
-# make_prompts N LONGEST VOCAB
-make_prompts() {
-    awk -v n="$1" -v longest="$2" -v vocab="$3" 'BEGIN { srand(7); for (i = 0; i < n; i++) { len = 1 + int(rand() * longest);
-        printf "{\"prompt\": ["; for (t = 0; t < len; t++) printf "%s%d", t ? ", " : "", 3 + int(rand() * (vocab - 3));
-        name = i % 3 == 0 ? "" : i % 3 == 1 ? ", \"adapter\": \"red\"" : ", \"adapter\": \"blue\"";
-        top = i % 4 == 3 ? ", \"top_p\": 0.9, \"top_k\": 40" : "";
-        printf "], \"uid\": \"p%d\"%s%s}\n", i, name, top } }'
-}
 
 generate() {
     local name=$1 out=$2
@@ -85,7 +77,7 @@ check_preset() {
     [ "$preset" = "$name" ] || recipe=(--recipe)
     "$bitroll" init --preset "$preset" "${recipe[@]}" --seed 1 --out "$dir/$name" --lora-rank 32 --lora-seed 1 --lora-out "$dir/$name-red" >/dev/null
     "$bitroll" init --lora-only --out "$dir/$name" --lora-rank 8 --lora-seed 2 --lora-out "$dir/$name-blue" >/dev/null
-    make_prompts "$n" "$longest" "$vocab" >"$dir/$name.jsonl"
+    awk -v n="$n" -v low=1 -v high="$longest" -v vocab="$vocab" -v names='- red blue' -v top=1 -f "$here/prompts.awk" >"$dir/$name.jsonl"
     generate "$name" oracle --backend oracle
     wanted=$(digest_of "$dir/oracle.txt")
     chain=$(chain_of oracle)

@@ -2,7 +2,7 @@
 # sanitize.sh RUNNER [TOOL ...]: every suite of bitroll_cuda_tests under compute-sanitizer's memcheck, synccheck, initcheck and racecheck, but
 # linear_table: up to 8,193 rows of cuBLASLt beside the tiles, whose kernels the suite linear has. initcheck sees no read of scratch that
 # no kernel has written, since memory is cleared when it is taken and filled by the tests; such a read meets NaN and -1 instead.
-# Exit 1 when one reports something. SUITE_SECONDS cuts a suite that is slow under a tool [600], which counts as a report. Six at once.
+# Exit 1 when one reports something. SUITE_SECONDS cuts a suite that is slow under a tool [600], which counts as a report. JOBS at once [6].
 #
 # racecheck orders accesses by whole-block barriers; it follows neither mbarriers that another warp or an asynchronous copy arrives at nor,
 # behind a barrier of part of a block, the whole-block barrier after it. What it reports of the pairs below is such a hand-over, read and
@@ -46,7 +46,7 @@ one() {
     [ "$tool" != racecheck ] || found=$(unknown_pairs "$log")
     printf '%-10s %-13s exit %d, %s%s\n' "$tool" "$suite" "$status" "$(grep -h SUMMARY "$log" | tail -n 1 | tr -d =)" "${found:+; unknown pairs:}"
     [ -z "$found" ] || printf '%s\n' "$found" | head -n 20
-    [ "$status" -eq 0 ] || grep -v 'Host Frame\|Race reported\|     and' "$log" | head -n 40
+    [ "$status" -eq 0 ] || grep -v 'Host Frame\|Race reported\|     and\|^========= *$' "$log" | tail -n 30
     [ "$status" -eq 0 ] && [ -z "$found" ]
 }
 export -f one unknown_pairs
@@ -57,4 +57,4 @@ for tool in "$@"; do
     for suite in $suites; do
         printf '%s %s\n' "$tool" "$suite"
     done
-done | xargs -P 6 -L 1 bash -c 'one "$0" "$1"'
+done | xargs -P "${JOBS:-6}" -L 1 bash -c 'one "$0" "$1"'

@@ -12,6 +12,7 @@
 # PRESET=pico BACKEND=oracle LONGEST=600: the same schedules without a GPU.
 set -euo pipefail
 
+here=$(cd "$(dirname "$0")" && pwd)
 bitroll=$1
 preset=${PRESET:-slice-full} backend=${BACKEND:-cuda} longest=${LONGEST:-4096}
 vocab=$([ "$preset" = slice-full ] && echo 163840 || echo 250)
@@ -22,12 +23,8 @@ fail() {
     exit 1
 }
 
-# make_prompts N SHORTEST LONGEST
-make_prompts() {
-    awk -v n="$1" -v low="$2" -v high="$3" -v vocab="$vocab" 'BEGIN { srand(11); for (i = 0; i < n; i++) {
-        len = i == 0 ? low : i == 1 ? high : low + int(rand() * (high - low));
-        printf "{\"prompt\": ["; for (t = 0; t < len; t++) printf "%s%d", t ? ", " : "", 3 + int(rand() * (vocab - 3));
-        printf "], \"uid\": \"p%d\"%s}\n", i, i % 2 ? ", \"adapter\": \"red\"" : "" } }'
+make_prompts() { # N SHORTEST LONGEST
+    awk -v n="$1" -v low="$2" -v high="$3" -v vocab="$vocab" -v names='- red' -f "$here/prompts.awk"
 }
 
 # generate NAME SAMPLES PEAK OPTION...: $dir/NAME.jsonl into $dir/NAME.h5, with PEAK sequences in the largest step; equal digests for one NAME.
