@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-enum { SLOTS = 2, SLOT_VIEWS = 4096, ALIGN = 16, DIRECT_MIN = 4096 };
+enum { SLOTS = 2, SLOT_VIEWS = 8192, LONG = 2 /* times the mean */, ALIGN = 16, DIRECT_MIN = 4096 };
 
 /* So many bytes from src to this place of the slot. */
 typedef struct feed_run {
@@ -93,6 +93,32 @@ static void copy_one(void *context, int i, int thread) {
     memcpy(slot->bytes.host + slot->copy[i].at, slot->copy[i].src, slot->copy[i].n);
 }
 
+static size_t bytes_of(const br_view *v) {
+    return (size_t)v->n_row * (size_t)v->n_col * sizeof(uint16_t);
+}
+
+/* Long values first, so that none is what the device waits for in the end. to: where results of this slot go. */
+static void long_first(feed_slot *slot, br_seen **to) {
+    size_t sum = 0;
+    int32_t n_long = 0;
+    for (int32_t i = 0; i < slot->n_view; i++)
+        sum += bytes_of(&slot->view[i]);
+    for (int32_t i = 0; i < slot->n_view; i++) {
+        if (bytes_of(&slot->view[i]) < LONG * (sum / (size_t)slot->n_view))
+            continue;
+        const int32_t k = n_long++;
+        const br_view view = slot->view[k];
+        const uint16_t *src = slot->src[k];
+        br_seen *seen = to[k];
+        slot->view[k] = slot->view[i];
+        slot->src[k] = slot->src[i];
+        to[k] = to[i];
+        slot->view[i] = view;
+        slot->src[i] = src;
+        to[i] = seen;
+    }
+}
+
 /* Behind what the device has to do already. */
 static br_status enqueue(ws_feed *f, feed_slot *slot) {
     const size_t n = (size_t)slot->n_view;
@@ -115,6 +141,7 @@ static br_status send_slot(ws_feed *f) {
     if (slot->n_view == 0)
         return BR_OK;
     br_pool_run(f->pool, copy_one, slot, slot->n_copy);
+    long_first(slot, f->to + f->n_seen - slot->n_view);
     const br_status status = enqueue(f, slot);
     slot->n_view = slot->n_run = slot->n_copy = 0;
     slot->used = 0;
@@ -170,7 +197,7 @@ static br_memory_kind kind_of(ws_feed *f, const uint16_t *value, int32_t stays) 
 }
 
 br_status ws_feed_write(ws_feed *f, const br_view *to, const uint16_t *value, int32_t stays, br_seen *seen) {
-    const size_t n = (size_t)to->n_row * (size_t)to->n_col * sizeof *value;
+    const size_t n = bytes_of(to);
     const unsigned char *bytes = (const unsigned char *)value;
     const br_memory_kind kind = kind_of(f, value, stays);
     const uint16_t *src = value;

@@ -92,8 +92,11 @@ static void check_index(const index_case *c, int with_score) {
     }
     twin_compare(&t, c->name);
     /* All rows fit scratch at once; without a row that sees more than topk nothing is scored unless the caller wants the scores. */
-    const int scored = with_score || step.side[TWIN_CUDA].pos_max >= c->topk;
-    twin_launched(&t, c->name, scored ? "index_store 1, index_query 1, index_score 1, index_topk 1" : "index_store 1, index_query 1, index_topk 1");
+    const int scored = step.side[TWIN_CUDA].pos_max >= c->topk;
+    twin_launched(&t, c->name,
+                  with_score ? "index_store 1, index_query 1, index_score 1, index_topk 2"
+                  : scored   ? "index_store 1, index_query 1, index_score 1, index_topk 1"
+                             : "index_store 1, index_query 1, index_topk 1");
 }
 
 static void check_all(const index_case *c, size_t n) {
