@@ -12,7 +12,7 @@
 #include "bi_index_score_wide.cuh"
 #include "bi_index_topk.cuh"
 
-enum { STORE_THREADS = 256, QUERY_THREADS = 1024, N_CARVED = 5 /* arrays of a launch, each on 256 bytes */ };
+enum { STORE_THREADS = 256, QUERY_THREADS = 1024, NARROW_CHUNK = 2048, N_CARVED = 5 /* arrays of a launch, each on 256 bytes */ };
 static const size_t SCRATCH_WANTED = (size_t)1 << 30;
 static const size_t SHARED_MAX = 227 << 10, SHARED_WANTED = 72 << 10; /* three blocks of the score kernel an SM */
 
@@ -149,27 +149,43 @@ static score_kernel wide_kernel(const index_rows *r) {
     return r->n_tile == 1 && r->d_pad == 32 ? index_score_wide<1, 1> : NULL;
 }
 
-/* How a launch is cut: rows of a segment in groups that share the keys, keys in chunks, as long as enough blocks are left. */
+/* How a launch is cut: rows of a segment in groups that share the keys, keys in chunks. */
 typedef struct score_cut {
     score_kernel kernel;
     int64_t n_row_max, n_group, n_chunk_key;
 } score_cut;
+
+/* Of the wide form, keys of a chunk: blocks of threads for n_wave whole waves, n_group of them a chunk. */
+static int64_t wide_chunk(int64_t visible, int64_t n_group, int64_t n_place) {
+    const int64_t n_block = bi_ceil_div(visible, BR_PAGE_TOK);
+    for (int64_t n_wave = IWIDE_WAVES;; n_wave++) {
+        const int64_t n_chunk = n_wave * n_place / n_group, size = n_chunk ? bi_ceil_div(n_block, n_chunk) : n_block;
+        if (size <= IWIDE_BLOCKS_MAX)
+            return BR_PAGE_TOK * (size > IWIDE_BLOCKS_MIN ? size : (int64_t)IWIDE_BLOCKS_MIN);
+    }
+}
+
+/* Of the other form: as long as enough blocks are left. */
+static int64_t narrow_chunk(int64_t visible, int64_t n_group, int64_t n_sm) {
+    int64_t n = NARROW_CHUNK;
+    while (n > (int)SCORE_WARPS * (int)INDEX_KEYS && bi_ceil_div(visible, n) * n_group < 12 * n_sm)
+        n /= 2;
+    return n;
+}
 
 static score_cut cut_of(const bi_ctx *ctx, const bi_batch *batch, const index_rows *r) {
     const int64_t seg_row = batch->seg_row_max < r->n_row ? batch->seg_row_max : r->n_row, visible = (int64_t)batch->pos_max + 1;
     const size_t one = index_score_shared(r->n_tile, r->d_pad, 1), wide = (size_t)(seg_row > 1 ? IWIDE_SHARED_MORE : IWIDE_SHARED_ONE);
     const size_t wanted = r->swizzled ? wide : SHARED_WANTED;
     const size_t base = r->swizzled ? index_wide_shared(r->n_tile, r->d_pad, 0, 0) : 0;
-    const int64_t least = r->swizzled ? 4 * (int)BR_PAGE_TOK : (int)SCORE_WARPS * (int)INDEX_KEYS;
     score_cut cut;
     cut.kernel = r->swizzled ? wide_kernel(r) : r->d_pad > 32 * SCORE_PIECES ? index_score<1> : index_score<0>;
     cut.n_row_max = seg_row < SCORE_ROWS_MAX ? seg_row : (int64_t)SCORE_ROWS_MAX;
-    cut.n_chunk_key = r->swizzled ? (int)IWIDE_BLOCKS_MAX * (int)BR_PAGE_TOK : 2048;
     while (cut.n_row_max > 1 && base + one * (size_t)cut.n_row_max > wanted)
         cut.n_row_max--;
     cut.n_group = bi_ceil_div(seg_row, cut.n_row_max);
-    while (cut.n_chunk_key > least && bi_ceil_div(visible, cut.n_chunk_key) * cut.n_group * batch->n_seg < 12 * ctx->n_sm)
-        cut.n_chunk_key /= 2;
+    const int64_t n_group = cut.n_group * batch->n_seg, per_sm = cut.n_row_max > 1 ? (int)IWIDE_PER_SM_MORE : (int)IWIDE_PER_SM;
+    cut.n_chunk_key = r->swizzled ? wide_chunk(visible, n_group, per_sm * ctx->n_sm) : narrow_chunk(visible, n_group, ctx->n_sm);
     return cut;
 }
 

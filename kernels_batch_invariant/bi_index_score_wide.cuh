@@ -1,6 +1,6 @@
 /* bi_index_score_wide: scores of all visible positions on wgmma, keys by bulk copies.      Contract: N-IDX-3, N-CHAIN
  *
- * Grid: (chunk of blocks of 64 keys, rows of one segment), one warpgroup a block, four blocks an SM. Shared memory: a ring of key blocks as
+ * Grid: (chunk of blocks of 64 keys, rows of one segment), one warpgroup a block, IWIDE_PER_SM blocks an SM. Shared memory: a ring of key blocks as
  * they lie in the cache, each one bulk copy; the rows' queries, 128 bytes a head and chunk of 64 columns, swizzled; their weights; the
  * block numbers of the chunk; a histogram of the first digit of the scores' keys (P-4), where the selection wants it.
  * Keys are on M, from registers, heads on N: accumulators lie as in bi_index_score.cuh, and so do the four chains p_r. */
@@ -11,10 +11,14 @@
 
 enum {
     IWIDE_THREADS = 128,
-    IWIDE_STAGES = 4,
-    IWIDE_BLOCKS_MAX = 64, /* blocks of 64 keys in a chunk */
-    IWIDE_SHARED_ONE = 54 << 10,  /* four blocks an SM */
-    IWIDE_SHARED_MORE = 110 << 10 /* two, where rows share keys */
+    IWIDE_STAGES = 3,
+    IWIDE_PER_SM = 5,
+    IWIDE_PER_SM_MORE = 2, /* where rows share keys */
+    IWIDE_BLOCKS_MIN = 4, /* blocks of 64 keys in a chunk */
+    IWIDE_BLOCKS_MAX = 64,
+    IWIDE_WAVES = 4, /* at least */
+    IWIDE_SHARED_ONE = 44 << 10,
+    IWIDE_SHARED_MORE = 110 << 10
 };
 
 static inline size_t index_wide_shared(int32_t n_tile, int32_t d_pad, int32_t n_row, int with_count) {
@@ -131,7 +135,8 @@ static __device__ __forceinline__ float iwide_score(const uint32_t (&a)[2 * PIEC
     return lane % 2 ? p[1] : p[0];
 }
 
-/* What the block's chunk and rows are, and its first copies begun. */
+/* What the block's chunk and rows are, and its first copies begun. The kernel before this one packs the queries; keys, tables and segments are
+ * from before that one, so they are asked for before the wait. */
 static __device__ __forceinline__ void iwide_begin(const index_rows &r, const index_group &g, const iwide_layout &sh, int32_t block0, int32_t n_block,
                                                    int32_t row_bytes, int32_t n_weight, int32_t block_bytes) {
     const int tid = (int)threadIdx.x;
@@ -146,6 +151,8 @@ static __device__ __forceinline__ void iwide_begin(const index_rows &r, const in
     __syncthreads();
     for (int32_t i = 0; i < IWIDE_STAGES && i < n_block && tid == 0; i++)
         iwide_load(sh.stage + i * block_bytes, r.cache.base + r.cache.block_bytes * (size_t)sh.block[i], (uint32_t)block_bytes, &sh.full[i]);
+    bi_cuda_await_before();
+    bi_cuda_let_next_start();
     for (int32_t i = tid; i < g.n * row_bytes / 16; i += IWIDE_THREADS)
         ((uint4 *)sh.query)[i] = ((const uint4 *)(r.query + t0 * row_bytes))[i];
     for (int32_t i = tid; i < g.n * n_weight; i += IWIDE_THREADS)
@@ -157,19 +164,18 @@ static __device__ __forceinline__ void iwide_begin(const index_rows &r, const in
 }
 
 template <int N8, int PIECES>
-static __global__ void __launch_bounds__(IWIDE_THREADS, 4)
+static __global__ void __launch_bounds__(IWIDE_THREADS, IWIDE_PER_SM)
     index_score_wide(const index_rows r, const int32_t n_group, const int32_t n_row_max, const int32_t n_chunk_key) {
-    bi_cuda_begin();
     extern __shared__ __align__(128) unsigned char index_shared[];
     const int32_t n_weight = N8 * 8, row_bytes = N8 * 8 * ((PIECES + 1) / 2) * 128, block_bytes = BR_PAGE_TOK * (PIECES * 32 + 4);
     const index_group g = index_group_of(r, (int32_t)(blockIdx.z * gridDim.y + blockIdx.y), n_group, n_row_max);
     const int tid = (int)threadIdx.x, lane = tid % 32;
-    if (g.n <= 0)
-        return;
     const int32_t visible = index_visible(g.seg, g.first + g.n - 1), begin = (int32_t)blockIdx.x * n_chunk_key;
     const int32_t end = begin + n_chunk_key < visible ? begin + n_chunk_key : visible, n_block = (end - begin + BR_PAGE_TOK - 1) / BR_PAGE_TOK;
-    if (begin >= end || (!r.all && visible <= r.topk))
+    if (g.n <= 0 || begin >= end || (!r.all && visible <= r.topk)) {
+        bi_cuda_await_before();
         return;
+    }
     const iwide_layout sh(index_shared, n_row_max, row_bytes, n_weight, block_bytes);
     const int64_t t0 = g.first - r.row0;
     iwide_begin(r, g, sh, begin / BR_PAGE_TOK, n_block, row_bytes, n_weight, block_bytes);

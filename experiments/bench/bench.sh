@@ -20,19 +20,8 @@ record() {
     printf '%s,%s,%s\n' "$date" "$commit" "$1" >>"$results"
 }
 
-# prompts COUNT LENGTH VOCABULARY
-prompts() {
-    awk -v count="$1" -v length_="$2" -v vocab="$3" 'BEGIN {
-        x = 7
-        for (i = 0; i < count; i++) {
-            printf "{\"prompt\": ["
-            for (k = 0; k < length_; k++) {
-                x = x * 16807 % 2147483647
-                printf "%s%d", k ? ", " : "", 3 + x % (vocab - 3)
-            }
-            print "]}"
-        }
-    }'
+prompts() { # COUNT LENGTH VOCABULARY
+    awk -v n="$1" -v low="$2" -v high="$2" -v vocab="$3" -v names=- -f tests/cuda/prompts.awk
 }
 
 tok_per_s() { tail -n 1 | sed -n 's/.*"tok_per_s": \([0-9.]*\).*/\1/p'; }
