@@ -11,13 +11,13 @@
 
 enum {
     IWIDE_THREADS = 128,
-    IWIDE_STAGES = 3,
-    IWIDE_PER_SM = 5,
+    IWIDE_STAGES = 2,
+    IWIDE_PER_SM = 6,
     IWIDE_PER_SM_MORE = 2, /* where rows share keys */
     IWIDE_BLOCKS_MIN = 4, /* blocks of 64 keys in a chunk */
     IWIDE_BLOCKS_MAX = 64,
     IWIDE_WAVES = 4, /* at least */
-    IWIDE_SHARED_ONE = 44 << 10,
+    IWIDE_SHARED_ONE = 36 << 10,
     IWIDE_SHARED_MORE = 110 << 10
 };
 
