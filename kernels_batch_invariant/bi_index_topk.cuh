@@ -73,6 +73,38 @@ static __device__ __forceinline__ uint32_t topk_key(const topk_keys &s, int32_t 
     return s.key ? s.key[i] : bi_order_key(s.score[i]);
 }
 
+/* This lane's scores of a step of 32 * TOPK_EACH keys from `at` on. */
+static __device__ __forceinline__ void topk_load(float (&score)[TOPK_EACH], const topk_keys &all, int32_t at, int lane) {
+#pragma unroll
+    for (int i = 0; i < TOPK_EACH; i++)
+        score[i] = at + 32 * i + lane < all.n ? all.score[at + 32 * i + lane] : 0.0f;
+}
+
+/* Counts this warp's keys that agree with prefix under mask. Scores are on their way while those before them are counted. */
+static __device__ __forceinline__ void topk_count(const topk_keys &s, uint32_t *bin, uint32_t prefix, uint32_t mask, int shift, uint32_t bin_mask) {
+    const int lane = (int)threadIdx.x % 32;
+    if (s.key) {
+        for (int32_t i = lane; i < s.n; i += 32)
+            if ((s.key[i] & mask) == prefix)
+                atomicAdd(&bin[s.key[i] >> shift & bin_mask], 1u);
+        return;
+    }
+    float next[TOPK_EACH], score[TOPK_EACH];
+    topk_load(next, s, 0, lane);
+    for (int32_t at = 0; at < s.n; at += 32 * TOPK_EACH) {
+#pragma unroll
+        for (int i = 0; i < TOPK_EACH; i++)
+            score[i] = next[i];
+        topk_load(next, s, at + 32 * TOPK_EACH, lane);
+#pragma unroll
+        for (int i = 0; i < TOPK_EACH; i++) {
+            const uint32_t key = bi_order_key(score[i]);
+            if (at + 32 * i + lane < s.n && (key & mask) == prefix)
+                atomicAdd(&bin[key >> shift & bin_mask], 1u);
+        }
+    }
+}
+
 /* The row's histogram of `width` bits from `shift` on, of the keys that agree with prefix under mask, in sh.total of every block. */
 static __device__ __forceinline__ void topk_histogram(const topk_keys &s, topk_shared &sh, uint32_t rank, uint32_t prefix, uint32_t mask, int shift,
                                                       int width) {
@@ -81,11 +113,7 @@ static __device__ __forceinline__ void topk_histogram(const topk_keys &s, topk_s
     for (int i = tid; i < INDEX_BINS; i += TOPK_THREADS)
         sh.bin[i] = 0;
     __syncthreads();
-    for (int32_t i = tid % 32; i < s.n; i += 32) {
-        const uint32_t key = topk_key(s, i);
-        if ((key & mask) == prefix)
-            atomicAdd(&sh.bin[key >> shift & bin_mask], 1u);
-    }
+    topk_count(s, sh.bin, prefix, mask, shift, bin_mask);
     topk_cluster_sync();
     if (tid < INDEX_BINS / TOPK_BLOCKS) {
         const uint32_t bin = rank * (INDEX_BINS / TOPK_BLOCKS) + (uint32_t)tid;
@@ -125,13 +153,6 @@ static __device__ __forceinline__ void topk_find(topk_shared &sh, uint32_t left)
         before += count[i];
     }
     __syncthreads();
-}
-
-/* This lane's scores of a step of 32 * TOPK_EACH keys from `at` on. */
-static __device__ __forceinline__ void topk_load(float (&score)[TOPK_EACH], const topk_keys &all, int32_t at, int lane) {
-#pragma unroll
-    for (int i = 0; i < TOPK_EACH; i++)
-        score[i] = at + 32 * i + lane < all.n ? all.score[at + 32 * i + lane] : 0.0f;
 }
 
 /* Lists this warp's keys of at least `least` in order. Returns how many there are, listed or not. The next step's scores are on their way

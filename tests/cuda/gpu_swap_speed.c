@@ -119,19 +119,13 @@ static int longer(const void *a, const void *b) {
     return (n < m) - (n > m);
 }
 
-/* The kernel over all matrices of the live version, then the whole call. */
-static void measure_digest(speed *s) {
+/* Where the matrices of a slot lie, long ones first; views: (n_tensor) of them. */
+static void views_of(const speed *s, int32_t slot, const br_mirror *views) {
     const br_model *m = s->e->loaded.model;
-    const int32_t slot = br_loaded_live_slot(&s->e->loaded, 0);
-    br_mirror views, seen;
+    br_view *view = (br_view *)(void *)views->host;
     br_expect map;
-    br_digest live;
-    double us[REPEATS];
     int32_t n = 0;
     size_t bytes = 0;
-    GPU_TRY(br_mirror_open(s->device, (size_t)(s->n_tensor + 8) * sizeof(br_view), "views", &views));
-    GPU_TRY(br_mirror_open(s->device, (size_t)(s->n_tensor + 8) * sizeof(br_seen), "digests", &seen));
-    br_view *view = (br_view *)(void *)views.host;
     for (int64_t i = 0; br_weight_expect(&m->config, i, &map) && map.cls < BR_CLASS_LORA_END; i++) {
         br_model_matrix at = {.slot = slot, .cls = map.cls, .layer = map.layer, .expert = map.expert, .rank = GPU_RANK};
         for (at.is_b = 0; at.is_b < 2; at.is_b++) {
@@ -144,14 +138,45 @@ static void measure_digest(speed *s) {
     }
     GPU_EXPECT(n == s->n_tensor && bytes == s->bytes, "speed: %d views of %zu bytes", n, bytes);
     qsort(view, (size_t)n, sizeof *view, longer);
-    GPU_TRY(br_device_upload(s->device, views.device, views.host, views.bytes));
-    for (int i = -2; i < REPEATS; i++) {
-        GPU_TRY(br_device_mark(s->device, 4));
-        GPU_TRY(br_device_hash(s->device, (br_view *)(void *)views.device, n, (br_seen *)(void *)seen.device));
-        GPU_TRY(br_device_mark(s->device, 5));
-        GPU_TRY(br_device_elapsed(s->device, 4, 5, &us[i < 0 ? 0 : i]));
+    GPU_TRY(br_device_upload(s->device, views->device, views->host, (size_t)n * sizeof *view));
+}
+
+/* The kernels over all matrices, each from its place in the values that the swaps take: the live ones hashed, then the other way's written. */
+static void measure_kernels(speed *s) {
+    const int32_t n = (int32_t)s->n_tensor, live = br_loaded_live_slot(&s->e->loaded, 0);
+    double us[REPEATS];
+    br_mirror views, seen, sources;
+    GPU_TRY(br_mirror_open(s->device, (size_t)n * sizeof(br_view), "views", &views));
+    GPU_TRY(br_mirror_open(s->device, (size_t)n * sizeof(br_seen), "digests", &seen));
+    GPU_TRY(br_mirror_open(s->device, (size_t)n * sizeof(uint16_t *), "sources", &sources));
+    const br_view *view = (const br_view *)(const void *)views.host;
+    const uint16_t **src = (const uint16_t **)(void *)sources.host, *next = (const uint16_t *)(const void *)s->values.device;
+    for (int places = 0; places < 2; places++) {
+        views_of(s, places ? live ^ 1 : live, &views);
+        for (int32_t i = 0; i < n; next += (int64_t)view[i].n_row * view[i].n_col, i++)
+            src[i] = next;
+        next = (const uint16_t *)(const void *)s->values.device;
+        GPU_TRY(br_device_upload(s->device, sources.device, sources.host, sources.bytes));
+        for (int i = -2; i < REPEATS; i++) {
+            GPU_TRY(br_device_mark(s->device, 4));
+            if (places)
+                GPU_TRY(br_device_place(s->device, (br_view *)(void *)views.device, (const uint16_t *const *)(void *)sources.device, n,
+                                        (br_seen *)(void *)seen.device));
+            else
+                GPU_TRY(br_device_hash(s->device, (br_view *)(void *)views.device, n, (br_seen *)(void *)seen.device));
+            GPU_TRY(br_device_mark(s->device, 5));
+            GPU_TRY(br_device_elapsed(s->device, 4, 5, &us[i < 0 ? 0 : i]));
+        }
+        gpu_row(s->g, places ? "place.device" : "digest.device", "the adapter of slice-full at rank 32; floor: read", us, REPEATS, s->read_us, NULL);
     }
-    gpu_row(s->g, "digest.device", "the adapter of slice-full at rank 32; floor: read", us, REPEATS, s->read_us, NULL);
+    br_mirror_close(s->device, &views);
+    br_mirror_close(s->device, &seen);
+    br_mirror_close(s->device, &sources);
+}
+
+static void measure_digest(speed *s) {
+    br_digest live;
+    double us[REPEATS];
     for (int i = -1; i < REPEATS; i++) {
         const double begin = gpu_now_ms();
         GPU_TRY(br_engine_adapter_live_digest(s->e, "a", &live));
@@ -162,8 +187,6 @@ static void measure_digest(speed *s) {
     br_hash_bytes(s->values.host, s->bytes);
     host_us[0] += 1e3 * gpu_now_ms();
     gpu_row(s->g, "digest.host", "XXH3-128 of the same bytes on one core", host_us, 1, 0, NULL);
-    br_mirror_close(s->device, &views);
-    br_mirror_close(s->device, &seen);
 }
 
 /* ---- swaps ------------------------------------------------------------------------------------------------------------------------- */
@@ -227,6 +250,7 @@ void gpu_swap_speed(const gpu_swap *g) {
     measure_bus(s);
     measure_read(s);
     swap_from(s, "swap.locked", "from page-locked memory; floor: the bus", locked, 0, g->quick ? FAST : SWAPS, s->bus_us);
+    measure_kernels(s);
     measure_digest(s);
     uint16_t *on_gpu = (uint16_t *)(void *)s->values.device;
     swap_from(s, "swap.device", "from the GPU's memory; floor: read", on_gpu, 1, g->quick ? FAST : OTHER_SWAPS, s->read_us);
