@@ -444,6 +444,7 @@ template <experts_kind KIND> static __device__ __forceinline__ void multiply(con
 
 template <experts_kind KIND>
 static __global__ void __launch_bounds__(PRODUCT_THREADS, 1) product_kernel(const __grid_constant__ experts_product p) {
+    bi_cuda_begin();
     extern __shared__ __align__(1024) unsigned char memory[];
     __shared__ uint64_t bars[2 * PIPE_STAGES];
     const uint32_t bar = (uint32_t)__cvta_generic_to_shared(bars);
@@ -468,7 +469,7 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS, 1) product_kernel(cons
 template <experts_kind KIND> static br_status launch_product(bi_ctx *ctx, const experts_product *p, bi_cuda_kernel name) {
     const int bytes = PIPE_STAGES * PIPE_STAGE;
     cudaFuncSetAttribute(product_kernel<KIND>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    product_kernel<KIND><<<(unsigned)ctx->n_sm, PRODUCT_THREADS, (size_t)bytes, ctx->stream>>>(*p);
+    bi_cuda_launch(ctx, product_kernel<KIND>, (unsigned)ctx->n_sm, PRODUCT_THREADS, (size_t)bytes, *p);
     return bi_cuda_launched(ctx, name, "experts");
 }
 

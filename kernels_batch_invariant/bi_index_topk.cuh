@@ -16,15 +16,16 @@ enum {
     TOPK_THREADS = 256,
     TOPK_WARPS = TOPK_THREADS / 32,
     TOPK_LIST = 384, /* keys that a warp lists; four blocks an SM */
-    TOPK_EACH = 8    /* keys a thread loads at once */
+    TOPK_EACH = 8,   /* keys a thread loads at once */
+    TOPK_COUNTED = 16 /* the same where keys are counted */
 };
 static_assert((int)INDEX_BINS == (int)BI_ORDER_BINS, "one table of bins for all digits");
 
 #ifdef __CUDACC__
 
 typedef struct topk_shared {
-    uint32_t bin[INDEX_BINS];   /* of this block's keys */
-    uint32_t total[INDEX_BINS]; /* of the row's */
+    uint32_t bin[INDEX_BINS];   /* of this block's keys; while they are counted, those of even lanes */
+    uint32_t total[INDEX_BINS]; /* of the row's; while keys are counted, those of odd lanes of this block */
     uint32_t warp_sum[TOPK_WARPS];
     uint32_t found[2];          /* the bin of the k-th key, and its rank among the keys of that bin */
     uint32_t above[TOPK_BLOCKS], equal[TOPK_BLOCKS]; /* by block: keys above the k-th, keys equal to it */
@@ -73,14 +74,14 @@ static __device__ __forceinline__ uint32_t topk_key(const topk_keys &s, int32_t 
     return s.key ? s.key[i] : bi_order_key(s.score[i]);
 }
 
-/* This lane's scores of a step of 32 * TOPK_EACH keys from `at` on. */
-static __device__ __forceinline__ void topk_load(float (&score)[TOPK_EACH], const topk_keys &all, int32_t at, int lane) {
+/* This lane's scores of a step of 32 * EACH keys from `at` on. */
+template <int EACH> static __device__ __forceinline__ void topk_load(float (&score)[EACH], const topk_keys &all, int32_t at, int lane) {
 #pragma unroll
-    for (int i = 0; i < TOPK_EACH; i++)
+    for (int i = 0; i < EACH; i++)
         score[i] = at + 32 * i + lane < all.n ? all.score[at + 32 * i + lane] : 0.0f;
 }
 
-/* Counts this warp's keys that agree with prefix under mask. Scores are on their way while those before them are counted. */
+/* Counts this warp's keys that agree with prefix under mask. */
 static __device__ __forceinline__ void topk_count(const topk_keys &s, uint32_t *bin, uint32_t prefix, uint32_t mask, int shift, uint32_t bin_mask) {
     const int lane = (int)threadIdx.x % 32;
     if (s.key) {
@@ -89,15 +90,11 @@ static __device__ __forceinline__ void topk_count(const topk_keys &s, uint32_t *
                 atomicAdd(&bin[s.key[i] >> shift & bin_mask], 1u);
         return;
     }
-    float next[TOPK_EACH], score[TOPK_EACH];
-    topk_load(next, s, 0, lane);
-    for (int32_t at = 0; at < s.n; at += 32 * TOPK_EACH) {
+    for (int32_t at = 0; at < s.n; at += 32 * TOPK_COUNTED) {
+        float score[TOPK_COUNTED];
+        topk_load(score, s, at, lane);
 #pragma unroll
-        for (int i = 0; i < TOPK_EACH; i++)
-            score[i] = next[i];
-        topk_load(next, s, at + 32 * TOPK_EACH, lane);
-#pragma unroll
-        for (int i = 0; i < TOPK_EACH; i++) {
+        for (int i = 0; i < TOPK_COUNTED; i++) {
             const uint32_t key = bi_order_key(score[i]);
             if (at + 32 * i + lane < s.n && (key & mask) == prefix)
                 atomicAdd(&bin[key >> shift & bin_mask], 1u);
@@ -111,9 +108,12 @@ static __device__ __forceinline__ void topk_histogram(const topk_keys &s, topk_s
     const int tid = (int)threadIdx.x;
     const uint32_t bin_mask = (1u << width) - 1;
     for (int i = tid; i < INDEX_BINS; i += TOPK_THREADS)
-        sh.bin[i] = 0;
+        sh.bin[i] = sh.total[i] = 0;
     __syncthreads();
-    topk_count(s, sh.bin, prefix, mask, shift, bin_mask);
+    topk_count(s, tid % 2 ? sh.total : sh.bin, prefix, mask, shift, bin_mask);
+    __syncthreads();
+    for (int i = tid; i < INDEX_BINS; i += TOPK_THREADS)
+        sh.bin[i] += sh.total[i];
     topk_cluster_sync();
     if (tid < INDEX_BINS / TOPK_BLOCKS) {
         const uint32_t bin = rank * (INDEX_BINS / TOPK_BLOCKS) + (uint32_t)tid;

@@ -12,7 +12,7 @@ extern "C" {
 #include "view_core.h"
 }
 
-enum { THREADS = 256, AHEAD = 8, ROUND = THREADS / VIEW_PIECES, HASH_PER_SM = 2, WARP = 32 };
+enum { THREADS = 256, AHEAD = 8, STRIDED = 4, ROUND = THREADS / VIEW_PIECES, HASH_PER_SM = 2, WARP = 32 };
 
 static br_status launched(const char *what) {
     const cudaError_t error = cudaGetLastError();
@@ -113,7 +113,7 @@ static __device__ __forceinline__ void hash_strided(const br_view *v, view_form 
         const uint32_t block = first + threadIdx.x / VIEW_PIECES;
         if (block >= n_block)
             return;
-#pragma unroll 1
+#pragma unroll 4
         for (uint32_t s = 0; s < VIEW_STRIPES; s++)
             view_take(v, form, block * BR_XXH3_BLOCK + s * BR_XXH3_STRIPE, 8 * (int)s, (int)threadIdx.x % VIEW_PIECES, sum, flags);
     });
@@ -204,22 +204,32 @@ static __device__ __forceinline__ void place_dense(uint4 *to, const uint4 *from,
     }
 }
 
-/* Pieces of n_col / VIEW_HALVES a row; neighbours take neighbouring rows, which is how elements that lie by columns follow each other. */
+/* Piece i of n_col / VIEW_HALVES a row: neighbours take neighbouring rows, which is how elements that lie by columns follow each other. */
+static __device__ __forceinline__ uint32_t strided_piece(const br_view *v, uint32_t i) {
+    const uint32_t n_row = (uint32_t)v->n_row;
+    return i % n_row * ((uint32_t)v->n_col / VIEW_HALVES) + i / n_row;
+}
+
 static __device__ __forceinline__ void place_strided(const br_view *v, view_form form, const uint4 *from, uint32_t n_piece) {
-    const uint32_t n_row = (uint32_t)v->n_row, a_row = (uint32_t)v->n_col / VIEW_HALVES;
 #pragma unroll 1
-    for (uint32_t i = threadIdx.x; i < n_piece; i += THREADS) {
-        const uint32_t at = i % n_row * a_row + i / n_row;
-        const int64_t step = view_part_of(v, at * VIEW_HALVES)->col;
-        uint16_t *to = view_at(v, at * VIEW_HALVES);
-        const uint4 piece = from[at];
-        const uint32_t word[4] = {piece.x, piece.y, piece.z, piece.w};
-        if (form == VIEW_ROWS)
-            *(uint4 *)to = piece;
-        else
+    for (uint32_t i = threadIdx.x; i < n_piece; i += STRIDED * THREADS) {
+        uint4 piece[STRIDED];
 #pragma unroll
-            for (int k = 0; k < VIEW_HALVES; k++)
-                to[k * step] = (uint16_t)(word[k / 2] >> 16 * (k % 2));
+        for (uint32_t k = 0; k < STRIDED; k++)
+            if (i + k * THREADS < n_piece)
+                piece[k] = __ldcs(from + strided_piece(v, i + k * THREADS));
+#pragma unroll
+        for (uint32_t k = 0; k < STRIDED && i + k * THREADS < n_piece; k++) {
+            const uint32_t e = strided_piece(v, i + k * THREADS) * VIEW_HALVES, word[4] = {piece[k].x, piece[k].y, piece[k].z, piece[k].w};
+            const int64_t step = view_part_of(v, e)->col;
+            uint16_t *to = view_at(v, e);
+            if (form == VIEW_ROWS)
+                *(uint4 *)to = piece[k];
+            else
+#pragma unroll
+                for (int h = 0; h < VIEW_HALVES; h++)
+                    to[h * step] = (uint16_t)(word[h / 2] >> 16 * (h % 2));
+        }
     }
 }
 
