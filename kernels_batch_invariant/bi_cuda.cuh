@@ -122,7 +122,7 @@ static __device__ __forceinline__ void bi_cuda_begin() {
 
 /* Launches a kernel that begins with bi_cuda_begin. */
 template <class... TAKEN, class... GIVEN>
-static void bi_cuda_launch(const bi_ctx *ctx, void (*kernel)(TAKEN...), dim3 grid, dim3 block, size_t shared_bytes, GIVEN... given) {
+static void bi_cuda_launch_on(cudaStream_t stream, void (*kernel)(TAKEN...), dim3 grid, dim3 block, size_t shared_bytes, GIVEN... given) {
     cudaLaunchAttribute early;
     cudaLaunchConfig_t config = {};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -130,10 +130,14 @@ static void bi_cuda_launch(const bi_ctx *ctx, void (*kernel)(TAKEN...), dim3 gri
     config.gridDim = grid;
     config.blockDim = block;
     config.dynamicSmemBytes = shared_bytes;
-    config.stream = ctx->stream;
+    config.stream = stream;
     config.attrs = &early;
     config.numAttrs = 1;
     cudaLaunchKernelEx(&config, kernel, given...);
+}
+template <class... TAKEN, class... GIVEN>
+static void bi_cuda_launch(const bi_ctx *ctx, void (*kernel)(TAKEN...), dim3 grid, dim3 block, size_t shared_bytes, GIVEN... given) {
+    bi_cuda_launch_on(ctx->stream, kernel, grid, block, shared_bytes, given...);
 }
 
 /* Marks the row unless it is marked or the value is finite. */

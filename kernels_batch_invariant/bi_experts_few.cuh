@@ -4,7 +4,7 @@
  * Grid: three blocks of 256 threads an SM, each a run of neighbouring items (tile, slab of 128 or 256 outputs), so that a tile's
  * places change rarely. Shared memory: the rows of the tile's up to eight places over all k. A warp is alone with 16 outputs of two
  * maps, or 32 of one: its codes come from memory straight into the registers of its A fragments, FEW_AHEAD chunks of 64 k
- * ahead, across items; no barrier but where the tile changes. Order of an output: k ascending in blocks of 16 by mma.sync, then the
+ * ahead, across items; no barrier but where the tile changes. T may still be made while the first item is multiplied. Order of an output: k ascending in blocks of 16 by mma.sync, then the
  * k-blocks of its row's adapter (N-CHAIN). */
 #ifndef BI_EXPERTS_FEW_CUH
 #define BI_EXPERTS_FEW_CUH
@@ -201,7 +201,9 @@ static __device__ __forceinline__ void few_finish(const experts_product &p, int3
 
 template <experts_kind KIND>
 static __global__ void __launch_bounds__(FEW_THREADS, FEW_BLOCKS) few_kernel(const __grid_constant__ experts_product p) {
-    bi_cuda_begin();
+    bool waits = p.has_t; /* for T: its launch has awaited all ahead of it, and so all else that is read here is there */
+    if (!waits)
+        bi_cuda_begin();
     extern __shared__ __align__(1024) unsigned char memory[];
     const multiplier me = {threadIdx.x / 128, threadIdx.x / 32 % 4, threadIdx.x % 32};
     const uint32_t rows = (uint32_t)__cvta_generic_to_shared(memory);
@@ -209,8 +211,10 @@ static __global__ void __launch_bounds__(FEW_THREADS, FEW_BLOCKS) few_kernel(con
     const int64_t n_item = (int64_t)p.plan.n_tile[1] * p.n_part;
     int32_t i = (int32_t)(n_item * blockIdx.x / gridDim.x);
     const int32_t end = (int32_t)(n_item * (blockIdx.x + 1) / gridDim.x);
-    if (i >= end)
+    if (i >= end) {
+        bi_cuda_await_before();
         return;
+    }
     few_chunk ahead[FEW_AHEAD];
     few_from from;
     few_point<KIND>(p, me, i, n_chunk, from);
@@ -227,6 +231,9 @@ static __global__ void __launch_bounds__(FEW_THREADS, FEW_BLOCKS) few_kernel(con
         }
         float acc[2][4] = {};
         few_chain<KIND>(p, i, end, me, n_chunk, rows, from, ahead, acc);
+        if (waits)
+            bi_cuda_begin();
+        waits = false;
         few_finish<KIND>(p, i, me, acc);
     }
 }

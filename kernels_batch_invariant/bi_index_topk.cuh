@@ -4,7 +4,7 @@
  * eighth of that, in order. Integers only, so no order matters: three histograms, of 11, 11 and 10 bits of the key, find the k-th key;
  * each block adds up an eighth of the bins over the cluster and hands the sums to all. The first histogram comes with the scores where
  * one row at a time was scored. After it a warp lists its keys that are still of interest, selected or undecided, and the rest works on
- * the lists; when one is too long, on all keys again. At the end every warp counts what it selects, and writes behind what the warps and
+ * the list; when it is too long, on all of its keys again. At the end every warp counts what it selects, and writes behind what the warps and
  * blocks before it select: among keys equal to the k-th the lowest positions win. */
 #ifndef BI_INDEX_TOPK_CUH
 #define BI_INDEX_TOPK_CUH
@@ -16,8 +16,7 @@ enum {
     TOPK_THREADS = 256,
     TOPK_WARPS = TOPK_THREADS / 32,
     TOPK_LIST = 384, /* keys that a warp lists; four blocks an SM */
-    TOPK_EACH = 8,   /* keys a thread loads at once */
-    TOPK_COUNTED = 16 /* the same where keys are counted */
+    TOPK_EACH = 8    /* keys a thread loads at once */
 };
 static_assert((int)INDEX_BINS == (int)BI_ORDER_BINS, "one table of bins for all digits");
 
@@ -29,7 +28,6 @@ typedef struct topk_shared {
     uint32_t warp_sum[TOPK_WARPS];
     uint32_t found[2];          /* the bin of the k-th key, and its rank among the keys of that bin */
     uint32_t above[TOPK_BLOCKS], equal[TOPK_BLOCKS]; /* by block: keys above the k-th, keys equal to it */
-    uint32_t too_long[TOPK_BLOCKS];                  /* by block */
     uint32_t warp_above[TOPK_WARPS], warp_equal[TOPK_WARPS];
     uint32_t key[TOPK_WARPS][TOPK_LIST];
     int32_t position[TOPK_WARPS][TOPK_LIST];
@@ -74,14 +72,14 @@ static __device__ __forceinline__ uint32_t topk_key(const topk_keys &s, int32_t 
     return s.key ? s.key[i] : bi_order_key(s.score[i]);
 }
 
-/* This lane's scores of a step of 32 * EACH keys from `at` on. */
-template <int EACH> static __device__ __forceinline__ void topk_load(float (&score)[EACH], const topk_keys &all, int32_t at, int lane) {
+/* This lane's scores of a step of 32 * TOPK_EACH keys from `at` on. */
+static __device__ __forceinline__ void topk_load(float (&score)[TOPK_EACH], const topk_keys &all, int32_t at, int lane) {
 #pragma unroll
-    for (int i = 0; i < EACH; i++)
+    for (int i = 0; i < TOPK_EACH; i++)
         score[i] = at + 32 * i + lane < all.n ? all.score[at + 32 * i + lane] : 0.0f;
 }
 
-/* Counts this warp's keys that agree with prefix under mask. */
+/* Counts this warp's keys that agree with prefix under mask. Scores are on their way while those before them are counted. */
 static __device__ __forceinline__ void topk_count(const topk_keys &s, uint32_t *bin, uint32_t prefix, uint32_t mask, int shift, uint32_t bin_mask) {
     const int lane = (int)threadIdx.x % 32;
     if (s.key) {
@@ -90,11 +88,15 @@ static __device__ __forceinline__ void topk_count(const topk_keys &s, uint32_t *
                 atomicAdd(&bin[s.key[i] >> shift & bin_mask], 1u);
         return;
     }
-    for (int32_t at = 0; at < s.n; at += 32 * TOPK_COUNTED) {
-        float score[TOPK_COUNTED];
-        topk_load(score, s, at, lane);
+    float next[TOPK_EACH], score[TOPK_EACH];
+    topk_load(next, s, 0, lane);
+    for (int32_t at = 0; at < s.n; at += 32 * TOPK_EACH) {
 #pragma unroll
-        for (int i = 0; i < TOPK_COUNTED; i++) {
+        for (int i = 0; i < TOPK_EACH; i++)
+            score[i] = next[i];
+        topk_load(next, s, at + 32 * TOPK_EACH, lane);
+#pragma unroll
+        for (int i = 0; i < TOPK_EACH; i++) {
             const uint32_t key = bi_order_key(score[i]);
             if (at + 32 * i + lane < s.n && (key & mask) == prefix)
                 atomicAdd(&bin[key >> shift & bin_mask], 1u);
@@ -132,8 +134,12 @@ static __device__ __forceinline__ void topk_find(topk_shared &sh, uint32_t left)
     enum { OWN = INDEX_BINS / TOPK_THREADS };
     const int tid = (int)threadIdx.x, lane = tid % 32, warp = tid / 32;
     uint32_t count[OWN], own = 0;
-    for (int i = 0; i < OWN; i++)
-        own += count[i] = sh.total[INDEX_BINS - 1 - (tid * OWN + i)];
+    static_assert(OWN % 4 == 0, "bins of a thread are read by four");
+    for (int i = 0; i < OWN; i += 4) {
+        const uint4 four = *(const uint4 *)&sh.total[INDEX_BINS - 4 - (tid * OWN + i)];
+        count[i] = four.w, count[i + 1] = four.z, count[i + 2] = four.y, count[i + 3] = four.x;
+        own += four.x + four.y + four.z + four.w;
+    }
     uint32_t through = own;
     for (int h = 1; h < 32; h <<= 1) {
         const uint32_t before = __shfl_up_sync(0xffffffffu, through, (unsigned)h);
@@ -233,19 +239,13 @@ static __device__ __forceinline__ void topk_write(const topk_keys &s, topk_share
     }
 }
 
-/* The keys that can still be selected once the k-th is known to lie in bin sh.found[0] of the first digit: the lists of all warps of the
- * cluster, or everything when one of them is too long. */
-static __device__ __forceinline__ topk_keys topk_narrow(const topk_keys &all, topk_shared &sh, uint32_t rank, int lane, int warp) {
+/* This warp's keys that can still be selected once the k-th is known to lie in bin sh.found[0] of the first digit: its list, or everything when
+ * that is too long. */
+static __device__ __forceinline__ topk_keys topk_narrow(const topk_keys &all, topk_shared &sh, int lane, int warp) {
     topk_keys s = all;
     const int32_t n = topk_list(all, sh, sh.found[0] << INDEX_DIGIT, lane, warp);
-    const int too_long = __syncthreads_or(n > TOPK_LIST);
-    if (threadIdx.x < TOPK_BLOCKS)
-        topk_remote_store(&sh.too_long[rank], threadIdx.x, (uint32_t)too_long);
-    topk_cluster_sync();
-    uint32_t any = 0;
-    for (int block = 0; block < TOPK_BLOCKS; block++)
-        any |= sh.too_long[block];
-    if (!any) {
+    __syncwarp();
+    if (n <= TOPK_LIST) {
         s.key = sh.key[warp];
         s.position = sh.position[warp];
         s.n = n;
@@ -288,7 +288,7 @@ static __global__ void __cluster_dims__(TOPK_BLOCKS, 1, 1) __launch_bounds__(TOP
         mask |= ((1u << width) - 1) << shift;
         rest = sh.found[1];
         if (pass == 0)
-            s = topk_narrow(s, sh, rank, lane, warp);
+            s = topk_narrow(s, sh, lane, warp);
     }
     topk_write(s, sh, rank, prefix, rest, out);
 }

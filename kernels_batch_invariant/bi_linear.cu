@@ -116,7 +116,7 @@ static void launch(const tile_form *form, const dense_job *from, int want_t, int
     job.w_tiles = want_y ? (int32_t)bi_ceil_div(job.n_out, form->rows) : 0;
     job.arrived = want_t && want_y ? arrived : NULL;
     const int64_t n_block = (int64_t)job.n_head * job.token_tiles * ((int64_t)job.n_slot * job.t_tiles + job.w_tiles);
-    form->kernel<<<(unsigned)n_block, form->threads, form->shared, stream>>>(job);
+    bi_cuda_launch_on(stream, form->kernel, (unsigned)n_block, form->threads, (size_t)form->shared, job);
 }
 
 br_status bi_dense_tiles(bi_ctx *ctx, const dense_job *job, cudaStream_t stream) {

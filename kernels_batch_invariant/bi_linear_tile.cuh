@@ -349,6 +349,7 @@ template <class S> static __device__ __forceinline__ bool dense_wanted(const den
 }
 
 template <class S> __global__ void __launch_bounds__(S::THREADS) dense_kernel(const __grid_constant__ dense_job job) {
+    bi_cuda_begin();
     extern __shared__ __align__(128) unsigned char dense_ring[];
     const dense_tile tile = dense_tile_of<S>(job, (int32_t)blockIdx.x);
     float acc[S::MT][S::NT][4];

@@ -39,6 +39,7 @@ br_status bi_cuda_gather(bi_ctx *ctx, const bi_gather_args *a) {
 }
 
 BI_ROW_KERNEL seg_fault_kernel(const bi_seg *segs, const uint32_t *row_fault, bi_first_fault *out) {
+    bi_cuda_begin();
     __shared__ int first;
     const bi_seg seg = segs[blockIdx.x];
     if (threadIdx.x == 0)
@@ -63,6 +64,6 @@ BI_ROW_KERNEL seg_fault_kernel(const bi_seg *segs, const uint32_t *row_fault, bi
 br_status bi_cuda_seg_fault(bi_ctx *ctx, const bi_seg_fault_args *a) {
     if (a->batch->n_seg <= 0)
         return BR_OK;
-    seg_fault_kernel<<<(unsigned)a->batch->n_seg, BI_ROW_BLOCK, 0, ctx->stream>>>(a->batch->seg, a->row_fault, a->out);
+    bi_cuda_launch(ctx, seg_fault_kernel, (unsigned)a->batch->n_seg, BI_ROW_BLOCK, 0, a->batch->seg, a->row_fault, a->out);
     return bi_cuda_launched(ctx, BI_K_seg_fault, "seg_fault");
 }

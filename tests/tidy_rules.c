@@ -425,12 +425,11 @@ static int is_launched_early(const char *text, const char *name) {
 }
 
 /* A kernel that another launch may overlap waits first: see bi_cuda_begin. Those that are launched by <<< >>> need not, nor these:
- * stream_kernel, both wide_kernels and index_score_wide fetch what no launch that may still run writes, or multiply what none makes, and
- * wait then;
- * dense_kernel and kda_general are launched by <<< >>> through a table. */
+ * stream_kernel, both wide_kernels, index_score_wide and few_kernel fetch what no launch that may still run writes, or multiply what none
+ * makes, and wait then; kda_general is launched by <<< >>> through a table. */
 void tidy_rule_launches(const tidy_tree *tree, const tidy_file *file, tidy_report *out) {
     static const char *const maker[] = {"__global__", "BI_ROW_KERNEL"};
-    static const char *const late = "stream_kernel wide_kernel index_score_wide", *const by_table = "dense_kernel kda_general";
+    static const char *const late = "stream_kernel wide_kernel index_score_wide few_kernel", *const by_table = "kda_general";
     char folder[NAME_BYTES], name[NAME_BYTES];
     tidy_folder(file->path, folder, sizeof folder);
     if (!file->code || strcmp(folder, KERNELS) != 0)
