@@ -90,6 +90,7 @@ const tb_spec tb_specs[] = {
     {TB_GEN_ABORT, "GEN_ABORT", T, 0, NULL},
     {TB_GEN_RELEASE, "GEN_RELEASE", T, 0, gen_release_fields},
     {TB_GEN_HELD, "GEN_HELD", W, 1, gen_held_fields},
+    {TB_GEN_DISCARD, "GEN_DISCARD", T, 0, NULL},
     {TB_CREDIT, "CREDIT", BOTH, 0, credit_fields},
     {TB_PAUSE, "PAUSE", T, 0, pause_fields},
     {TB_RESUME, "RESUME", T, 0, NULL},
