@@ -419,6 +419,70 @@ START_TEST(test_trainer_hears_why) {
 }
 END_TEST
 
+/* A caller's mistake is the caller's status: nothing goes out, and the session goes on. */
+START_TEST(test_trainer_refuses_its_caller) {
+    static const char text[BR_UID_BYTES_MAX + 1], one_zero[4] = "a\0b";
+    static const uint32_t words[1] = {1};
+    const tb_text uid = tb_text_of("u");
+    const tb_words prompt = {words, 1};
+    const struct {
+        tb_type type;
+        tb_message m;
+        const char *names;
+    } wrong[] = {
+        {TB_GEN_REQ, {.gen_req = {.max_new = 0, .uid = uid, .prompt = prompt}}, "max_new: 0"},
+        {TB_GEN_REQ, {.gen_req = {.max_new = TB_WORDS_MAX + 1, .uid = uid, .prompt = prompt}}, "max_new"},
+        {TB_GEN_REQ, {.gen_req = {.max_new = 1, .sample = 1 << 24, .uid = uid, .prompt = prompt}}, "sample"},
+        {TB_GEN_REQ, {.gen_req = {.max_new = 1, .uid = {text, 0}, .prompt = prompt}}, "uid"},
+        {TB_GEN_REQ, {.gen_req = {.max_new = 1, .uid = {text, sizeof text}, .prompt = prompt}}, "uid"},
+        {TB_GEN_REQ, {.gen_req = {.max_new = 1, .uid = {one_zero, 3}, .prompt = prompt}}, "uid"},
+        {TB_GEN_REQ, {.gen_req = {.max_new = 1, .uid = {NULL, 3}, .prompt = prompt}}, "uid"},
+        {TB_GEN_REQ, {.gen_req = {.max_new = 1, .uid = uid, .prompt = {words, 0}}}, "prompt"},
+        {TB_GEN_REQ, {.gen_req = {.max_new = 1, .uid = uid, .prompt = {words, UINT32_MAX}}}, "prompt"},
+        {TB_GEN_REQ, {.gen_req = {.max_new = 1, .uid = uid, .prompt = prompt, .stop = {words, BR_STOP_MAX + 1}}}, "stop"},
+        {TB_CREDIT, {.credit = {.bytes = UINT64_MAX}}, "bytes"},
+        {TB_PAUSE, {.pause = {.mode = TB_PAUSE_MODE_COUNT}}, "mode"},
+        {TB_W_IPC, {.w_ipc = {.handle = {(const unsigned char *)text, 3}}}, "handle"},
+        {TB_W_CHUNK, {.w_chunk = {.data = {(const unsigned char *)text, UINT64_MAX}}}, "data"},
+        {TB_MANIFEST, {.manifest = {.tensors = {{NULL, 0}, 0}}}, "tensors"},
+        {TB_MANIFEST, {.manifest = {.tensors = {{(const unsigned char *)text, 5}, 1}}}, "tensors"},
+        {TB_GEN_DONE, {.gen_done = {.stop = 0}}, "GEN_DONE"},
+        {(tb_type)4242, {.pause = {.mode = 0}}, "4242"},
+    };
+    static served s;
+    tb_transport *end[2];
+    tb_trainer *tr;
+    tb_event e;
+    socket_pair(end);
+    start(&s, end[0], 100);
+    const tb_trainer_options o = {.me = rig_hello(TB_TRAINER), .beat_ms = 100};
+    CHECK_OK(tb_trainer_open(end[1], &o, &tr));
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        CHECK_FAILS(tb_trainer_send(tr, wrong[i].type, 0, 1, &wrong[i].m), BR_E_ARG);
+        ck_assert_msg(strstr(br_last_error(), wrong[i].names) != NULL, "row %zu: %s", i, br_last_error());
+    }
+    CHECK_FAILS(tb_trainer_send(tr, TB_PAUSE, 0, 0, NULL), BR_E_ARG);
+    CHECK_OK(tb_trainer_send(tr, TB_STATS_REQ, 0, 0, NULL));
+    CHECK_OK(tb_trainer_next(tr, 2000, &e));
+    ck_assert_int_eq(e.header.type, TB_STATS);
+    tb_trainer_close(tr, 1);
+    stop(&s);
+    ck_assert_int_eq(s.outcome.code, 0);
+}
+END_TEST
+
+START_TEST(test_tensors_out_of_bounds) {
+    const tb_tensor wrong[] = {{.name = tb_text_of("w"), .n_dim = TB_DIM_MAX + 1}, {.name = tb_text_of("")}, {.name = {"w", TB_TEXT_MAX + 1}}};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        tb_buffer raw = {0};
+        tb_tensor_add(&raw, &wrong[i]);
+        ck_assert_int_eq(raw.failed, BR_E_ARG);
+        ck_assert_uint_eq(raw.n, 0);
+        tb_buffer_close(&raw);
+    }
+}
+END_TEST
+
 /* A worker that has yet to load answers late: the greeting has its own deadline. */
 static void *serve_late(void *context) {
     usleep(900 * 1000);
@@ -485,6 +549,8 @@ Suite *test_tb_faults_suite(void) {
     tcase_add_test(t, test_a_long_request_among_short_ones);
     tcase_add_test(t, test_heartbeats_bridge_a_long_step);
     tcase_add_test(t, test_trainer_hears_why);
+    tcase_add_test(t, test_trainer_refuses_its_caller);
+    tcase_add_test(t, test_tensors_out_of_bounds);
     tcase_add_test(t, test_worker_that_loads);
     tcase_add_test(t, test_trainer_waits_for_credit);
     suite_add_tcase(s, t);
