@@ -271,6 +271,18 @@ START_TEST(test_manifest_sizes) {
 }
 END_TEST
 
+START_TEST(test_tensors_out_of_bounds) {
+    const tb_tensor wrong[] = {{.name = tb_text_of("w"), .n_dim = TB_DIM_MAX + 1}, {.name = tb_text_of("")}, {.name = {"w", TB_TEXT_MAX + 1}}};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        tb_buffer raw = {0};
+        tb_tensor_add(&raw, &wrong[i]);
+        ck_assert_int_eq(raw.failed, BR_E_ARG);
+        ck_assert_uint_eq(raw.n, 0);
+        tb_buffer_close(&raw);
+    }
+}
+END_TEST
+
 /* Any bytes at all: a decoder says no or yes, and what it says yes to encodes to the same bytes. */
 START_TEST(test_random_bytes) {
     for (uint64_t seed = test_seed() * 100000, end = seed + 20000; seed < end; seed++) {
@@ -316,6 +328,7 @@ Suite *test_tb_frame_suite(void) {
     tcase_add_test(t, test_texts_are_texts);
     tcase_add_test(t, test_parts_and_runs_must_fit);
     tcase_add_test(t, test_manifest_sizes);
+    tcase_add_test(t, test_tensors_out_of_bounds);
     tcase_add_test(t, test_random_bytes);
     tcase_add_test(t, test_buffer_fails_for_good);
     suite_add_tcase(s, t);

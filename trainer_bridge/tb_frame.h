@@ -85,6 +85,9 @@ void tb_buffer_close(tb_buffer *buffer);
 #pragma GCC visibility pop
 #endif
 
+/* Adds a frame's header, of our version and sealed over the payload, which the caller adds or sends behind it. */
+void tb_header_add(const tb_header *header, const void *payload, uint64_t n_payload, tb_buffer *out);
+
 /* As br_fail, for codes. */
 tb_code tb_fail(tb_code code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 tb_code tb_code_of(br_status status); /* of an op that failed */

@@ -287,6 +287,24 @@ class Socket(unittest.TestCase):
                     remote.release(texts[2:], [texts[2].digest])
 
 
+    def test_strangers_at_the_socket(self):
+        """One that says nothing and one that drips: each is dropped, a trainer behind them gets through."""
+        with rigged("--greet", "1") as r, contextlib.ExitStack() as stack:
+            strangers = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(2)]
+            for stranger in strangers:
+                while stranger.connect_ex(r.path):
+                    time.sleep(0.01)
+
+            def drip():
+                with contextlib.suppress(OSError):
+                    while strangers[1].send(b"x"):
+                        time.sleep(0.05)
+            threading.Thread(target=drip, daemon=True).start()
+            begin, remote = time.monotonic(), r.remote()
+            self.assertLess(time.monotonic() - begin, 10)
+            remote.generate(samples(1), "base", 7, max_new=NEW, ignore_eos=1)
+
+
 class Swaps(unittest.TestCase):
     def test_chunks(self):
         with rigged() as r, mock.patch.object(remote_weights, "CHUNK_BYTES", 1000):
