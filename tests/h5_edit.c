@@ -3,6 +3,7 @@
 #include "test_support.h"
 
 #include <hdf5.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -166,4 +167,19 @@ void h5_edit_link_away(const char *path, const char *dataset) {
     ck_assert(H5Lmove(file, dataset, file, "/elsewhere", H5P_DEFAULT, H5P_DEFAULT) >= 0);
     ck_assert(H5Lcreate_soft("/elsewhere", file, dataset, H5P_DEFAULT, H5P_DEFAULT) >= 0);
     ck_assert(H5Fclose(file) >= 0);
+}
+
+void h5_edit_break_header(const char *path, const char *object) {
+    enum { INSIDE = 8 }; /* behind the signature */
+    H5O_info_t info;
+    hid_t file = open_file(path);
+    ck_assert(H5Oget_info_by_name(file, object, &info, H5P_DEFAULT) >= 0);
+    ck_assert(H5Fclose(file) >= 0);
+    FILE *bytes = fopen(path, "r+b");
+    ck_assert_ptr_nonnull(bytes);
+    ck_assert_int_eq(fseek(bytes, (long)info.addr + INSIDE, SEEK_SET), 0);
+    const int byte = fgetc(bytes);
+    ck_assert_int_eq(fseek(bytes, (long)info.addr + INSIDE, SEEK_SET), 0);
+    ck_assert_int_eq(fputc(byte ^ 4, bytes), byte ^ 4);
+    ck_assert_int_eq(fclose(bytes), 0);
 }

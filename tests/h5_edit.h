@@ -16,6 +16,7 @@ void h5_edit_attribute_add(const char *path, const char *name, const char *text)
 void h5_edit_unlink(const char *path, const char *dataset);
 /* A new dataset in the place of `dataset`: n rows of zeros. type: an HDF5 native type as "i32", "f64", "u8", "vlen". */
 void h5_edit_replace(const char *path, const char *dataset, const char *type, int rank, const uint64_t *size);
+void h5_edit_break_header(const char *path, const char *object); /* a bit of its object header */
 void h5_edit_link_away(const char *path, const char *dataset); /* moves it and leaves a soft link */
 
 #endif

@@ -254,6 +254,29 @@ static int act_score_too_many(rig_peer *p) {
 static int act_full(rig_peer *p) { return rig_say_full(p, 1, 0); }
 static int act_full_initial(rig_peer *p) { return rig_say_full(p, 0, TB_INITIAL); }
 
+/* ---- certificates ---------------------------------------------------------------------------------------------------------- */
+
+static int release(rig_peer *p, uint64_t id) {
+    uint32_t bits[4];
+    for (uint32_t i = 0; i < 4; i++)
+        bits[i] = fake_logprob(fake_uid("short"), i);
+    return rig_say(p, TB_GEN_RELEASE, 0, id, &(tb_message){.gen_release = {br_hash_bytes(bits, sizeof bits)}});
+}
+
+/* A certified text, its GEN_DONE sent: the pause holds when nothing runs. */
+static int certified_text(rig_peer *p) {
+    return rig_say_request(p, 1, "short", 4, TB_CERTIFY) && rig_say(p, TB_PAUSE, 0, 0, &(tb_message){.pause = {.mode = TB_DRAIN}}) &&
+           rig_expect(p, TB_STATS, 2000);
+}
+
+static int act_late_abort(rig_peer *p) { return certified_text(p) && rig_say(p, TB_GEN_ABORT, 0, 1, NULL) && release(p, 1); }
+static int act_discard(rig_peer *p) { return certified_text(p) && rig_say(p, TB_GEN_DISCARD, 0, 1, NULL) && release(p, 1); }
+static int act_release_nothing(rig_peer *p) { return release(p, 1); }
+static int act_release_twice(rig_peer *p) { return certified_text(p) && release(p, 1) && rig_expect(p, TB_GEN_HELD, 2000) && release(p, 1); }
+static int act_early_discard(rig_peer *p) {
+    return rig_say_request(p, 1, "hold", 4, TB_CERTIFY) && rig_say(p, TB_GEN_DISCARD, 0, 1, NULL);
+}
+
 /* ---- the table ----------------------------------------------------------------------------------------------------------- */
 
 enum { SOON = 3000, GONE = RIG_DEAD_MS - 300 /* found by the stream's end, not by silence */, DEAD = RIG_DEAD_MS + 1500 };
@@ -277,6 +300,12 @@ enum { SOON = 3000, GONE = RIG_DEAD_MS - 300 /* found by the stream's end, not b
     {name, act, AT_IDLE, TB_SCORE_DONE, status, TB_IDLE, 0, 0, SOON, OVER_ALL}, \
     {name, act, AT_RECEIVING, TB_SCORE_DONE, status, TB_RECEIVING, 0, 0, SOON, OVER_ALL}, \
     {name, act, AT_PREPARED, TB_SCORE_DONE, status, TB_PREPARED, 0, 0, SOON, OVER_ALL}
+
+/* What is said of a text that has ended: the connection goes on, and the weights as well. */
+#define OF_A_TEXT(name, act, answer, code) \
+    {name, act, AT_IDLE, answer, code, TB_IDLE, 0, 0, SOON, OVER_ALL}, \
+    {name, act, AT_RECEIVING, answer, code, TB_RECEIVING, 0, 0, SOON, OVER_ALL}, \
+    {name, act, AT_PREPARED, answer, code, TB_PREPARED, 0, 0, SOON, OVER_ALL}
 
 const tb_fault tb_faults[] = {
     ALL_STATES("a flipped bit in the header", act_flip_header, TB_BAD_CRC, OVER_ALL),
@@ -335,6 +364,11 @@ const tb_fault tb_faults[] = {
     SCORED("a score of the base beside it", act_score_base, BR_OK),
     SCORED("a score when it is aborted", act_score_free, BR_OK),
     SCORED("an abort of a score", act_score_abort, BR_E_ABORTED),
+    OF_A_TEXT("an abort behind the end, then a release", act_late_abort, TB_GEN_HELD, 0),
+    OF_A_TEXT("a release of what is discarded", act_discard, TB_ERROR, TB_BAD_STATE),
+    OF_A_TEXT("a release of nothing", act_release_nothing, TB_ERROR, TB_BAD_STATE),
+    OF_A_TEXT("a release twice", act_release_twice, TB_ERROR, TB_BAD_STATE),
+    OPEN_STATES("a discard before the end", act_early_discard, TB_BAD_STATE, OVER_ALL),
     REFUSED("full weights by no manifest", act_full, AT_IDLE, TB_BAD_STATE),
     REFUSED("full weights into a transfer", act_full, AT_RECEIVING, TB_BAD_STATE),
     REFUSED("full weights when prepared", act_full, AT_PREPARED, TB_BAD_STATE),

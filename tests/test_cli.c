@@ -420,6 +420,26 @@ START_TEST(damaged_file_is_one) {
 }
 END_TEST
 
+/* A file that HDF5 cannot read is one sentence on stderr, ours, whatever HDF5 has to say when the process exits. */
+static const char *const object[] = {"/", "/seq", "/tokens", "/commit", "/seq/offset", "/seq/max_new", "/tokens/logprob"};
+
+START_TEST(unreadable_file_is_one_line) {
+    static const char *const command[] = {"verify", "parity r.h5"};
+    static const char *const reader[] = {"verify", "parity"};
+    char path[256], cp[600], begin[64];
+    snprintf(path, sizeof path, "%s/bent.h5", folder);
+    snprintf(cp, sizeof cp, "cp %s/r.h5 %s", folder, path);
+    ck_assert_int_eq(system(cp), 0);
+    h5_edit_break_header(path, object[_i]);
+    for (int i = 0; i < 2; i++) {
+        EXPECT(2, "%s bent.h5", command[i]);
+        const int n = snprintf(begin, sizeof begin, "bitroll: %s: bent.h5: ", reader[i]);
+        ck_assert_msg(strncmp(err, begin, (size_t)n) == 0 && strchr(err, '\n') == err + strlen(err) - 1, "%s: '%s'", object[_i], err);
+        ck_assert_str_eq(out, "");
+    }
+}
+END_TEST
+
 START_TEST(resume_of_a_whole_file) {
     char first[64], again[64];
     const char *const command = "generate --model pico --adapter red=red --prompts prompts.jsonl --n 2 --max-new 9 --out whole.h5";
@@ -477,6 +497,7 @@ Suite *test_cli_suite(void) {
     tcase_add_test(tcase, request_in_error_is_one);
     tcase_add_test(tcase, difference_is_one);
     tcase_add_test(tcase, damaged_file_is_one);
+    tcase_add_loop_test(tcase, unreadable_file_is_one_line, 0, sizeof object / sizeof object[0]);
     tcase_add_test(tcase, resume_of_a_whole_file);
     tcase_add_test(tcase, bars_on_terminals_only);
     suite_add_tcase(suite, tcase);

@@ -100,10 +100,23 @@ START_TEST(test_stream_cut_anywhere) {
 }
 END_TEST
 
+/* The next frame of this type, read from the descriptor. */
+static void expect_on(int fd, tb_type type) {
+    unsigned char head[TB_HEADER_BYTES], payload[512];
+    tb_header h;
+    do {
+        ck_assert_int_eq(recv(fd, head, sizeof head, MSG_WAITALL), sizeof head);
+        ck_assert_int_eq(tb_header_read(head, sizeof head, &h), TB_OK);
+        ck_assert_uint_le(h.n_payload, sizeof payload);
+        ck_assert_int_eq(recv(fd, payload, h.n_payload, MSG_WAITALL), (ssize_t)h.n_payload);
+    } while (h.type != type);
+}
+
 /* A frame that comes byte by byte is a frame, and its bytes are signs of life. */
 START_TEST(test_stream_byte_by_byte) {
     static served s;
-    unsigned char bytes[512];
+    unsigned char bytes[512], ask[TB_HEADER_BYTES];
+    tb_header h = {.major = TB_MAJOR, .type = TB_STATS_REQ, .session = 9, .sequence = 1};
     size_t n_whole;
     tb_transport *t;
     int fd[2];
@@ -111,19 +124,46 @@ START_TEST(test_stream_byte_by_byte) {
     ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM, 0, fd), 0);
     CHECK_OK(tb_socket_adopt(fd[0], &t));
     start(&s, t, 0);
-    const int64_t begin = tb_now_ms();
-    for (size_t i = 0; i < n_whole; i++) {
+    for (size_t i = 0; i < n_whole; i++)
         ck_assert_int_eq(write(fd[1], bytes + i, 1), 1);
-        while (i % 3 == 0 && tb_now_ms() - begin < (int64_t)(i * (RIG_DEAD_MS + 300) / n_whole))
+    expect_on(fd[1], TB_HELLO_ACK);
+    const int64_t begin = tb_now_ms();
+    tb_header_seal(&h, NULL, 0, ask);
+    for (size_t i = 0; i < sizeof ask; i++) {
+        ck_assert_int_eq(write(fd[1], ask + i, 1), 1);
+        while (tb_now_ms() - begin < (int64_t)(i * (RIG_DEAD_MS + 300) / sizeof ask))
             usleep(1000);
     }
-    unsigned char head[TB_HEADER_BYTES];
-    tb_header h;
-    ck_assert_int_eq(recv(fd[1], head, sizeof head, MSG_WAITALL), sizeof head);
-    ck_assert_int_eq(tb_header_read(head, sizeof head, &h), TB_OK);
-    ck_assert_int_eq(h.type, TB_HELLO_ACK);
+    expect_on(fd[1], TB_STATS);
     close(fd[1]);
     stop(&s);
+}
+END_TEST
+
+/* But none of them buys more time to greet in. */
+START_TEST(test_greeting_byte_by_byte) {
+    enum { GREET_MS = 200 };
+    static served s;
+    unsigned char bytes[512];
+    size_t n_whole, n = 0;
+    int fd[2];
+    hello_bytes(bytes, &n_whole);
+    ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM, 0, fd), 0);
+    CHECK_OK(rig_worker_open(&s.worker));
+    tb_session_channel(s.worker.session)->opt.greet_ms = GREET_MS;
+    CHECK_OK(tb_socket_adopt(fd[0], &s.t));
+    s.beat_ms = 100;
+    ck_assert_int_eq(pthread_create(&s.thread, NULL, serve, &s), 0);
+    while (n + 1 < n_whole && send(fd[1], bytes + n, 1, MSG_NOSIGNAL) == 1) {
+        n++;
+        usleep(20000);
+    }
+    stop(&s);
+    close(fd[1]);
+    ck_assert_uint_lt(n, n_whole - 1);
+    ck_assert_int_eq(s.outcome.code, 3);
+    ck_assert_int_ge(s.outcome.ms, GREET_MS);
+    ck_assert_int_lt(s.outcome.ms, RIG_DEAD_MS);
 }
 END_TEST
 
@@ -419,6 +459,58 @@ START_TEST(test_trainer_hears_why) {
 }
 END_TEST
 
+/* A caller's mistake is the caller's status: nothing goes out, and the session goes on. */
+START_TEST(test_trainer_refuses_its_caller) {
+    static const char text[BR_UID_BYTES_MAX + 1], one_zero[4] = "a\0b";
+    static const uint32_t words[1] = {1};
+    const tb_text uid = tb_text_of("u");
+    const tb_words prompt = {words, 1};
+    const struct {
+        tb_type type;
+        tb_message m;
+        const char *names;
+    } wrong[] = {
+        {TB_GEN_REQ, {.gen_req = {.max_new = 0, .uid = uid, .prompt = prompt}}, "max_new: 0"},
+        {TB_GEN_REQ, {.gen_req = {.max_new = TB_WORDS_MAX + 1, .uid = uid, .prompt = prompt}}, "max_new"},
+        {TB_GEN_REQ, {.gen_req = {.max_new = 1, .sample = 1 << 24, .uid = uid, .prompt = prompt}}, "sample"},
+        {TB_GEN_REQ, {.gen_req = {.max_new = 1, .uid = {text, 0}, .prompt = prompt}}, "uid"},
+        {TB_GEN_REQ, {.gen_req = {.max_new = 1, .uid = {text, sizeof text}, .prompt = prompt}}, "uid"},
+        {TB_GEN_REQ, {.gen_req = {.max_new = 1, .uid = {one_zero, 3}, .prompt = prompt}}, "uid"},
+        {TB_GEN_REQ, {.gen_req = {.max_new = 1, .uid = {NULL, 3}, .prompt = prompt}}, "uid"},
+        {TB_GEN_REQ, {.gen_req = {.max_new = 1, .uid = uid, .prompt = {words, 0}}}, "prompt"},
+        {TB_GEN_REQ, {.gen_req = {.max_new = 1, .uid = uid, .prompt = {words, UINT32_MAX}}}, "prompt"},
+        {TB_GEN_REQ, {.gen_req = {.max_new = 1, .uid = uid, .prompt = prompt, .stop = {words, BR_STOP_MAX + 1}}}, "stop"},
+        {TB_CREDIT, {.credit = {.bytes = UINT64_MAX}}, "bytes"},
+        {TB_PAUSE, {.pause = {.mode = TB_PAUSE_MODE_COUNT}}, "mode"},
+        {TB_W_IPC, {.w_ipc = {.handle = {(const unsigned char *)text, 3}}}, "handle"},
+        {TB_W_CHUNK, {.w_chunk = {.data = {(const unsigned char *)text, UINT64_MAX}}}, "data"},
+        {TB_MANIFEST, {.manifest = {.tensors = {{NULL, 0}, 0}}}, "tensors"},
+        {TB_MANIFEST, {.manifest = {.tensors = {{(const unsigned char *)text, 5}, 1}}}, "tensors"},
+        {TB_GEN_DONE, {.gen_done = {.stop = 0}}, "GEN_DONE"},
+        {(tb_type)4242, {.pause = {.mode = 0}}, "4242"},
+    };
+    static served s;
+    tb_transport *end[2];
+    tb_trainer *tr;
+    tb_event e;
+    socket_pair(end);
+    start(&s, end[0], 100);
+    const tb_trainer_options o = {.me = rig_hello(TB_TRAINER), .beat_ms = 100};
+    CHECK_OK(tb_trainer_open(end[1], &o, &tr));
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        CHECK_FAILS(tb_trainer_send(tr, wrong[i].type, 0, 1, &wrong[i].m), BR_E_ARG);
+        ck_assert_msg(strstr(br_last_error(), wrong[i].names) != NULL, "row %zu: %s", i, br_last_error());
+    }
+    CHECK_FAILS(tb_trainer_send(tr, TB_PAUSE, 0, 0, NULL), BR_E_ARG);
+    CHECK_OK(tb_trainer_send(tr, TB_STATS_REQ, 0, 0, NULL));
+    CHECK_OK(tb_trainer_next(tr, 2000, &e));
+    ck_assert_int_eq(e.header.type, TB_STATS);
+    tb_trainer_close(tr, 1);
+    stop(&s);
+    ck_assert_int_eq(s.outcome.code, 0);
+}
+END_TEST
+
 /* A worker that has yet to load answers late: the greeting has its own deadline. */
 static void *serve_late(void *context) {
     usleep(900 * 1000);
@@ -474,6 +566,7 @@ Suite *test_tb_faults_suite(void) {
     tcase_set_timeout(t, 60);
     tcase_add_test(t, test_stream_cut_anywhere);
     tcase_add_test(t, test_stream_byte_by_byte);
+    tcase_add_test(t, test_greeting_byte_by_byte);
     tcase_add_test(t, test_reader_that_never_reads);
     tcase_add_test(t, test_both_send_at_once);
     tcase_add_test(t, test_no_memory_for_a_frame);
@@ -485,6 +578,7 @@ Suite *test_tb_faults_suite(void) {
     tcase_add_test(t, test_a_long_request_among_short_ones);
     tcase_add_test(t, test_heartbeats_bridge_a_long_step);
     tcase_add_test(t, test_trainer_hears_why);
+    tcase_add_test(t, test_trainer_refuses_its_caller);
     tcase_add_test(t, test_worker_that_loads);
     tcase_add_test(t, test_trainer_waits_for_credit);
     suite_add_tcase(s, t);

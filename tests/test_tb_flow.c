@@ -192,10 +192,10 @@ START_TEST(test_certificate_comes_first) {
         ck_assert_int_eq(channel()->peer_requests, 8);
         close_session();
     }
-    reach(TB_IDLE); /* who aborts in place of certifying gets no bits */
+    reach(TB_IDLE); /* who discards in place of certifying gets no bits */
     give_request(1, "one", 9, TB_CERTIFY, 1);
     settle();
-    say(TB_GEN_ABORT, 0, 1, NULL);
+    say(TB_GEN_DISCARD, 0, 1, NULL);
     ck_assert_int_eq(n_heard, 0);
     ck_assert_uint_eq(state().n_unreleased, 0);
     ck_assert_int_eq(channel()->peer_requests, 8);

@@ -40,7 +40,7 @@ START_TEST(test_header_comes_back) {
     tb_header_seal(&h, "payload", 7, head);
     CHECK_CODE(tb_header_read(head, sizeof head, &back), TB_OK);
     ck_assert_mem_eq(&h, &back, sizeof h);
-    ck_assert_mem_eq(head, "BRTB\1\0\7\0\x21\0\1\x80", 12);
+    ck_assert_mem_eq(head, "BRTB\2\0\7\0\x21\0\1\x80", 12);
     ck_assert_uint_eq(head[16], 0x88);
     ck_assert_uint_eq(head[40], 7);
     CHECK_CODE(tb_payload_check(&back, "payload", 7), TB_OK);
@@ -73,7 +73,7 @@ START_TEST(test_every_flipped_bit_is_caught) {
 END_TEST
 
 START_TEST(test_majors_and_lengths) {
-    static const uint16_t major[] = {0, 2, 256, 0xffff};
+    static const uint16_t major[] = {0, 1, 3, 256, 0xffff};
     unsigned char head[TB_HEADER_BYTES];
     tb_header h = some_header(), back;
     for (size_t i = 0; i < sizeof major / sizeof *major; i++) {
@@ -271,6 +271,18 @@ START_TEST(test_manifest_sizes) {
 }
 END_TEST
 
+START_TEST(test_tensors_out_of_bounds) {
+    const tb_tensor wrong[] = {{.name = tb_text_of("w"), .n_dim = TB_DIM_MAX + 1}, {.name = tb_text_of("")}, {.name = {"w", TB_TEXT_MAX + 1}}};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        tb_buffer raw = {0};
+        tb_tensor_add(&raw, &wrong[i]);
+        ck_assert_int_eq(raw.failed, BR_E_ARG);
+        ck_assert_uint_eq(raw.n, 0);
+        tb_buffer_close(&raw);
+    }
+}
+END_TEST
+
 /* Any bytes at all: a decoder says no or yes, and what it says yes to encodes to the same bytes. */
 START_TEST(test_random_bytes) {
     for (uint64_t seed = test_seed() * 100000, end = seed + 20000; seed < end; seed++) {
@@ -316,6 +328,7 @@ Suite *test_tb_frame_suite(void) {
     tcase_add_test(t, test_texts_are_texts);
     tcase_add_test(t, test_parts_and_runs_must_fit);
     tcase_add_test(t, test_manifest_sizes);
+    tcase_add_test(t, test_tensors_out_of_bounds);
     tcase_add_test(t, test_random_bytes);
     tcase_add_test(t, test_buffer_fails_for_good);
     suite_add_tcase(s, t);

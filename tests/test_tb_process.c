@@ -6,8 +6,12 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+enum { GREET_MS = 500 };
 
 static char path[96];
 
@@ -29,6 +33,7 @@ static pid_t start_worker(fake_death death) {
     if (rig_worker_open(&w) != BR_OK || tb_socket_listen(path, &listener) != BR_OK)
         _exit(98);
     w.weights.death = death;
+    tb_session_channel(w.session)->opt.greet_ms = GREET_MS;
     while (code != 0 && tb_now_ms() < until)
         if (tb_socket_accept(listener, 1000, &t) == BR_OK)
             code = rig_serve(&w, t, 100).code;
@@ -117,6 +122,52 @@ START_TEST(test_killed_worker) {
     const pid_t second = start_worker(DIE_NEVER); /* takes the path that the first left behind */
     resync(0, 1);
     ck_assert_int_eq(end_of(second), 0);
+}
+END_TEST
+
+typedef struct dripper {
+    int fd;
+    unsigned char head[TB_HEADER_BYTES];
+    pthread_t thread;
+} dripper;
+
+/* A header that is sound and announces more than will ever come, then byte after byte until nobody takes them. */
+static void *drip(void *context) {
+    dripper *d = context;
+    for (size_t i = 0; send(d->fd, d->head + (i < sizeof d->head ? i : 0), 1, MSG_NOSIGNAL) == 1; i++)
+        usleep(5000);
+    return NULL;
+}
+
+/* Who connects and does not greet is dropped in time, whether it says nothing or does so slowly: a trainer behind it is not refused. */
+START_TEST(test_trainer_behind_strangers) {
+    const tb_trainer_options o = {.me = rig_hello(TB_TRAINER), .wait_ms = 10000};
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    const tb_header h = {.major = TB_MAJOR, .type = TB_HELLO, .session = 1, .n_payload = TB_STRANGER_MAX};
+    dripper stranger[2];
+    tb_transport *t;
+    tb_trainer *tr;
+    make_path();
+    memcpy(address.sun_path, path, sizeof path);
+    const pid_t worker = start_worker(DIE_NEVER);
+    CHECK_OK(tb_socket_connect(path, 3000, &t)); /* it serves, and drops who hangs up */
+    tb_transport_close(t);
+    const int64_t begin = tb_now_ms();
+    for (int i = 0; i < 2; i++) {
+        stranger[i].fd = socket(AF_UNIX, SOCK_STREAM, 0);
+        ck_assert_int_eq(connect(stranger[i].fd, (const struct sockaddr *)&address, sizeof address), 0);
+        tb_header_write(&h, stranger[i].head);
+    }
+    ck_assert_int_eq(pthread_create(&stranger[_i].thread, NULL, drip, &stranger[_i]), 0); /* the first in line, or the one behind */
+    CHECK_OK(tb_socket_connect(path, 3000, &t));
+    CHECK_OK(tb_trainer_open(t, &o, &tr));
+    ck_assert_int_ge(tb_now_ms() - begin, 2 * GREET_MS);
+    ck_assert_int_lt(tb_now_ms() - begin, 2 * GREET_MS + 3000);
+    tb_trainer_close(tr, 1);
+    ck_assert_int_eq(end_of(worker), 0);
+    pthread_join(stranger[_i].thread, NULL);
+    for (int i = 0; i < 2; i++)
+        close(stranger[i].fd);
 }
 END_TEST
 
@@ -251,7 +302,8 @@ Suite *test_tb_process_suite(void) {
     tcase_set_timeout(t, 30);
     tcase_add_loop_test(t, test_killed_trainer, AT_GREETING, RIG_STATES);
     tcase_add_loop_test(t, test_killed_worker, DIE_IN_BEGIN, DIE_AFTER_COMMIT + 1);
-    tcase_add_loop_test(t, test_second_trainer, AT_GREETING, RIG_STATES);
+    tcase_add_loop_test(t, test_second_trainer, AT_IDLE, RIG_STATES);
+    tcase_add_loop_test(t, test_trainer_behind_strangers, 0, 2);
     tcase_add_test(t, test_listening_refuses);
     suite_add_tcase(s, t);
     t = tcase_create("MPI");

@@ -22,6 +22,7 @@ typedef struct cell {
 #define C5o 'C', 5, 'o'
 #define NOTHING 0, 0
 #define NACK(code) TB_W_NACK, code
+#define SAID(code) TB_ERROR, code
 #define FATAL(code) {TB_ERROR, code, 'I', 5, 'c'}, {TB_ERROR, code, 'I', 5, 'c'}, {TB_ERROR, code, 'I', 5, 'c'}, {TB_ERROR, code, 'I', 6, 'c'}
 #define STAYS(answer) {answer, I5o}, {answer, R5o}, {answer, P5o}, {answer, C5o}
 #define ANSWERS(type) STAYS(type COMMA_0)
@@ -55,8 +56,9 @@ static const struct {
     {TB_GEN_PART, {FATAL(TB_BAD_DIRECTION)}},
     {TB_GEN_DONE, {FATAL(TB_BAD_DIRECTION)}},
     {TB_GEN_ABORT, {STAYS(NOTHING)}}, /* of a request that is gone */
-    {TB_GEN_RELEASE, {STAYS(NOTHING)}},
+    {TB_GEN_RELEASE, {STAYS(SAID(TB_BAD_STATE))}}, /* of the same */
     {TB_GEN_HELD, {FATAL(TB_BAD_DIRECTION)}},
+    {TB_GEN_DISCARD, {STAYS(NOTHING)}},
     {TB_CREDIT, {STAYS(NOTHING)}},
     {TB_PAUSE, {{TB_STATS, 0, I5o}, {TB_STATS, 0, R5o}, {TB_STATS, 0, P5o}, {NOTHING, C5o}}}, /* drain: one runs still */
     {TB_RESUME, {ANSWERS(TB_STATS)}},
@@ -422,12 +424,12 @@ START_TEST(test_silence) {
     ck_assert_uint_eq(state().weights, TB_IDLE);
     ck_assert_int_eq(tb_worker_exit_code(channel()->end, BR_OK), 3);
     close_session();
-    open_session(LIVE); /* and one that never greets */
+    open_session(LIVE); /* and one that never greets, although bytes of it come */
     now += RIG_DEAD_MS - 1;
-    tb_session_tick(worker.session, now, 0);
+    tb_session_tick(worker.session, now, now);
     ck_assert_int_eq(channel()->phase, TB_GREETING);
     now++;
-    tb_session_tick(worker.session, now, 0);
+    tb_session_tick(worker.session, now, now);
     ck_assert_int_eq(channel()->end, TB_SILENT);
     close_session();
     open_session(LIVE); /* one that may take its time to greet, but not afterwards */

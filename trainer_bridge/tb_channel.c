@@ -92,7 +92,7 @@ void tb_channel_open(tb_channel *c, int64_t now) {
     c->phase = TB_GREETING;
     c->session = c->opt.session;
     c->expected = 0;
-    c->heard_ms = now;
+    c->opened_ms = c->heard_ms = now;
     c->may_requests = c->may_bytes = c->peer_requests = c->peer_bytes = 0;
     c->owed_bytes = 0;
     c->end = TB_OK;
@@ -229,12 +229,14 @@ int tb_channel_receive(tb_channel *c, int64_t now, const tb_header *header, cons
 }
 
 void tb_channel_tick(tb_channel *c, int64_t now, int64_t at_ms) {
-    const int64_t most = c->phase == TB_GREETING && c->opt.greet_ms ? c->opt.greet_ms : c->opt.dead_ms;
+    const int greets = c->phase == TB_GREETING;
+    const int64_t most = greets && c->opt.greet_ms ? c->opt.greet_ms : c->opt.dead_ms;
     char text[128];
     c->heard_ms = at_ms > c->heard_ms ? at_ms : c->heard_ms;
-    if (c->phase == TB_CLOSED || now - c->heard_ms < most)
+    const int64_t waited = now - (greets ? c->opened_ms : c->heard_ms);
+    if (c->phase == TB_CLOSED || waited < most)
         return;
-    snprintf(text, sizeof text, "nothing was heard of the peer for %lld ms", (long long)(now - c->heard_ms));
+    snprintf(text, sizeof text, greets ? "the peer did not greet within %lld ms" : "nothing was heard of the peer for %lld ms", (long long)waited);
     tb_channel_close(c, TB_SILENT, text);
 }
 

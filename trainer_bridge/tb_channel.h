@@ -19,7 +19,7 @@ typedef struct tb_channel_options {
     tb_hello me;          /* role and texts; texts outlive the channel */
     uint64_t session;     /* trainer: a random number, not 0. worker: takes the trainer's */
     int64_t dead_ms;      /* silence that ends the connection */
-    int64_t greet_ms;     /* the same until the greeting: the peer may have to load a model first [dead_ms] */
+    int64_t greet_ms;     /* from the beginning to the greeting, whatever bytes come: the peer may have to load a model first [dead_ms] */
     uint64_t grant_bytes; /* what the peer may send at first */
 } tb_channel_options;
 
@@ -29,7 +29,7 @@ typedef struct tb_channel {
     tb_channel_options opt;
     tb_phase phase;
     uint64_t session, expected;      /* sequence number of the next frame */
-    int64_t heard_ms;
+    int64_t opened_ms, heard_ms;
     int64_t may_requests, may_bytes; /* ours to send */
     int64_t peer_requests, peer_bytes; /* the peer's */
     uint64_t owed_bytes;             /* consumed, not granted again yet */
@@ -45,7 +45,7 @@ void tb_channel_open(tb_channel *c, int64_t now); /* from CLOSED; the trainer sa
 void tb_channel_free(tb_channel *c);
 /* Takes in a frame. 1: `message` is decoded and is the owner's to answer. 0: it was for the channel, or it closed the channel. */
 int tb_channel_receive(tb_channel *c, int64_t now, const tb_header *header, const void *payload, uint64_t n, tb_message *message);
-/* Something of the peer arrived at `at_ms`; closes the channel when it is silent for too long. */
+/* Something of the peer arrived at `at_ms`; closes the channel when it is silent, or does not greet, for too long. */
 void tb_channel_tick(tb_channel *c, int64_t now, int64_t at_ms);
 /* Ends the connection from this side: ERROR to the peer where it may still listen, nothing when it is lost. TB_OK: BYE. */
 void tb_channel_close(tb_channel *c, tb_code code, const char *sentence);

@@ -194,6 +194,15 @@ void tb_buffer_add(tb_buffer *buffer, const void *bytes, size_t n) {
         memcpy(at, bytes, n);
 }
 
+void tb_header_add(const tb_header *header, const void *payload, uint64_t n_payload, tb_buffer *out) {
+    unsigned char head[TB_HEADER_BYTES];
+    tb_header h = *header;
+    h.major = TB_MAJOR;
+    h.minor = TB_MINOR;
+    tb_header_seal(&h, payload, n_payload, head);
+    tb_buffer_add(out, head, sizeof head);
+}
+
 void tb_buffer_close(tb_buffer *buffer) {
     br_mem_free(buffer->bytes);
     *buffer = (tb_buffer){0};

@@ -1,6 +1,7 @@
 /* tb_frame: the 64 bytes in front of every payload on the wire, and all that can be wrong with them.
  *
- * Layer: trainer_bridge; includes base. Pure functions over bytes. Little-endian, protocol version 1:
+ * Layer: trainer_bridge; includes base. Pure functions over bytes. Little-endian, protocol version 2 (in 1 GEN_ABORT
+ * did what GEN_DISCARD does):
  *
  *    0  4  magic "BRTB"                             24  8  session, drawn by the trainer, the same in both directions
  *    4  2  major: must be equal                     32  8  weight version
@@ -16,7 +17,7 @@
 #include "br_status.h"
 #include <stddef.h>
 
-enum { TB_HEADER_BYTES = 64, TB_MAJOR = 1, TB_MINOR = 0 };
+enum { TB_HEADER_BYTES = 64, TB_MAJOR = 2, TB_MINOR = 0 };
 #define TB_PAYLOAD_MAX ((uint64_t)1 << 30)
 
 /* What went wrong, as ERROR, W_NACK and exit sentences say it. Values are pinned: they go over the wire. */
@@ -83,6 +84,9 @@ void tb_buffer_close(tb_buffer *buffer);
 #ifdef __GNUC__
 #pragma GCC visibility pop
 #endif
+
+/* Adds a frame's header, of our version and sealed over the payload, which the caller adds or sends behind it. */
+void tb_header_add(const tb_header *header, const void *payload, uint64_t n_payload, tb_buffer *out);
 
 /* As br_fail, for codes. */
 tb_code tb_fail(tb_code code, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -51,18 +51,14 @@ static br_status send_batch(tb_link *l, const void *body, uint64_t n_body) {
 
 static br_status put(tb_link *l, const tb_header *header, const void *payload, uint64_t n) {
     const uint64_t n_inline = n <= INLINE_BYTES ? n : 0;
-    unsigned char head[TB_HEADER_BYTES];
     tb_header h = *header;
-    if (l->batch.n + sizeof head + n_inline > TB_BATCH_MAX)
+    if (l->batch.n + TB_HEADER_BYTES + n_inline > TB_BATCH_MAX)
         (void)send_batch(l, NULL, 0);
     if (l->broken != BR_OK)
         return br_fail(l->broken, "%s", l->sentence);
-    h.major = TB_MAJOR;
-    h.minor = TB_MINOR;
     h.sequence = l->sequence++;
     l->session = h.session;
-    tb_header_seal(&h, payload, n, head);
-    tb_buffer_add(&l->batch, head, sizeof head);
+    tb_header_add(&h, payload, n, &l->batch);
     tb_buffer_add(&l->batch, payload, n_inline);
     if (l->batch.failed != BR_OK)
         return break_off(l, l->batch.failed);

@@ -90,6 +90,7 @@ const tb_spec tb_specs[] = {
     {TB_GEN_ABORT, "GEN_ABORT", T, 0, NULL},
     {TB_GEN_RELEASE, "GEN_RELEASE", T, 0, gen_release_fields},
     {TB_GEN_HELD, "GEN_HELD", W, 1, gen_held_fields},
+    {TB_GEN_DISCARD, "GEN_DISCARD", T, 0, NULL},
     {TB_CREDIT, "CREDIT", BOTH, 0, credit_fields},
     {TB_PAUSE, "PAUSE", T, 0, pause_fields},
     {TB_RESUME, "RESUME", T, 0, NULL},
@@ -157,6 +158,45 @@ void tb_spec_line(const tb_spec *spec, char *out, size_t n) {
 
 /* ---- encoding ------------------------------------------------------------------------------------------------------------ */
 
+static tb_code out_of_bounds(const tb_spec *spec, const tb_field *f, const char *of, uint64_t found) {
+    return tb_fail(TB_BAD_PAYLOAD, "%s, %s%s: %llu is out of its range, %llu to %llu", spec->name, f->name, of, (unsigned long long)found,
+                   (unsigned long long)f->min, (unsigned long long)f->max);
+}
+
+static tb_code check_field(const tb_spec *spec, const tb_field *f, const void *at) {
+    static const char *const of[] = {[TB_TEXT] = ", its bytes", [TB_WORDS] = ", its words", [TB_REST] = ", its bytes", [TB_TENSORS] = ", how many"};
+    const void *bytes = NULL;
+    uint64_t n = 0;
+    uint32_t u32;
+    switch (f->kind) {
+    case TB_U32:
+        memcpy(&u32, at, sizeof u32);
+        return u32 < f->min || u32 > f->max ? out_of_bounds(spec, f, "", u32) : TB_OK;
+    case TB_U64:
+        memcpy(&n, at, sizeof n);
+        return n > f->max ? out_of_bounds(spec, f, "", n) : TB_OK;
+    case TB_TEXT: bytes = ((const tb_text *)at)->p, n = ((const tb_text *)at)->n; break;
+    case TB_WORDS: bytes = ((const tb_words *)at)->p, n = ((const tb_words *)at)->n; break;
+    case TB_REST: bytes = ((const tb_bytes *)at)->p, n = ((const tb_bytes *)at)->n; break;
+    case TB_TENSORS: bytes = ((const tb_tensors *)at)->raw.p, n = ((const tb_tensors *)at)->n; break;
+    case TB_DIGEST:
+    case TB_END: return TB_OK;
+    }
+    if (n < f->min || n > f->max)
+        return out_of_bounds(spec, f, of[f->kind], n);
+    return n && !bytes ? tb_fail(TB_BAD_PAYLOAD, "%s, %s: %llu long, and no bytes", spec->name, f->name, (unsigned long long)n) : TB_OK;
+}
+
+tb_code tb_message_check(tb_type type, const tb_message *message) {
+    const tb_spec *spec = tb_spec_of(type);
+    tb_code code = spec ? TB_OK : tb_fail(TB_BAD_TYPE, "message type %d does not exist in version %d of the protocol", (int)type, TB_MAJOR);
+    if (spec && spec->field && !message)
+        code = tb_fail(TB_BAD_PAYLOAD, "%s has fields, and there is no message", spec->name);
+    for (const tb_field *f = spec ? spec->field : NULL; code == TB_OK && f && f->kind != TB_END; f++)
+        code = check_field(spec, f, (const char *)message + f->at);
+    return code;
+}
+
 static void add_u32(tb_buffer *out, uint32_t x) {
     tb_buffer_add(out, &x, sizeof x);
 }
@@ -176,17 +216,12 @@ static void encode_field(const tb_field *f, const void *at, tb_buffer *out) {
     switch (f->kind) {
     case TB_U32:
         memcpy(&u32, at, sizeof u32);
-        BR_ASSERT(u32 >= f->min && u32 <= f->max);
         add_u32(out, u32);
         break;
     case TB_U64: tb_buffer_add(out, at, 8); break;
     case TB_DIGEST: tb_buffer_add(out, at, 16); break;
-    case TB_TEXT:
-        BR_ASSERT(text->n >= f->min && text->n <= f->max);
-        add_text(out, *text);
-        break;
+    case TB_TEXT: add_text(out, *text); break;
     case TB_WORDS:
-        BR_ASSERT(words->n >= f->min && words->n <= f->max);
         add_u32(out, words->n);
         tb_buffer_add(out, words->p, 4 * (size_t)words->n);
         break;
@@ -201,13 +236,17 @@ static void encode_field(const tb_field *f, const void *at, tb_buffer *out) {
 
 void tb_message_encode(tb_type type, const tb_message *message, tb_buffer *out) {
     const tb_spec *spec = tb_spec_of(type);
-    BR_ASSERT(spec);
+    BR_ASSERT(tb_message_check(type, message) == TB_OK);
     for (const tb_field *f = spec->field; f && f->kind != TB_END; f++)
         encode_field(f, (const char *)message + f->at, out);
 }
 
 void tb_tensor_add(tb_buffer *raw, const tb_tensor *tensor) {
-    BR_ASSERT(tensor->n_dim <= TB_DIM_MAX && tensor->name.n >= 1 && tensor->name.n <= TB_TEXT_MAX);
+    if (raw->failed == BR_OK && (tensor->n_dim > TB_DIM_MAX || tensor->name.n < 1 || tensor->name.n > TB_TEXT_MAX || !tensor->name.p))
+        raw->failed = br_fail(BR_E_ARG, "a tensor of %u dimensions with a name of %u bytes: at most %d, and 1 to %d", tensor->n_dim,
+                              tensor->name.n, TB_DIM_MAX, TB_TEXT_MAX);
+    if (raw->failed != BR_OK)
+        return;
     add_u32(raw, tensor->dtype);
     add_u32(raw, tensor->kind);
     add_u32(raw, tensor->n_dim);

@@ -15,6 +15,7 @@ typedef enum tb_type {
     TB_W_BEGIN = 32, TB_W_CHUNK = 33, TB_W_END = 34, TB_W_PREPARED = 35, TB_W_NACK = 36, TB_W_COMMIT = 37, TB_W_COMMITTED = 38,
     TB_W_ABORT = 39, TB_W_IPC = 40,
     TB_GEN_REQ = 48, TB_GEN_PART = 49, TB_GEN_DONE = 50, TB_GEN_ABORT = 51, TB_GEN_RELEASE = 52, TB_GEN_HELD = 53,
+    TB_GEN_DISCARD = 54,
     TB_CREDIT = 64, TB_PAUSE = 65, TB_RESUME = 66, TB_SLEEP = 67, TB_WAKE = 68,
     TB_SCORE_REQ = 80, TB_SCORE_DONE = 81,
     TB_STATS_REQ = 96, TB_STATS = 97
@@ -166,8 +167,9 @@ const char *tb_type_name(uint32_t type);  /* "type?" when there is none */
 void tb_spec_bounds(const tb_spec *spec, uint64_t *min, uint64_t *max); /* payload bytes, from the fields */
 void tb_spec_line(const tb_spec *spec, char *out, size_t n);            /* a line of the protocol's table */
 
-/* Adds the payload to `out`. A 32-bit number, a text or words out of their bounds are the caller's
- * fault and assert; other fields go out as they are. BR_E_NOMEM through out->failed. */
+/* May it be encoded: TB_BAD_TYPE; TB_BAD_PAYLOAD with the field's name, out of its bounds or without its bytes. */
+tb_code tb_message_check(tb_type type, const tb_message *message);
+/* Adds the payload to `out`. A message that tb_message_check refuses is the caller's fault and asserts. BR_E_NOMEM through out->failed. */
 void tb_message_encode(tb_type type, const tb_message *message, tb_buffer *out);
 /* TB_BAD_PAYLOAD with the field's name, TB_BAD_TYPE. `n` bytes at `payload`, a multiple of 4 in memory. */
 tb_code tb_message_decode(uint32_t type, const void *payload, uint64_t n, tb_message *out);
@@ -175,7 +177,8 @@ tb_code tb_message_decode(uint32_t type, const void *payload, uint64_t n, tb_mes
 #ifdef __GNUC__
 #pragma GCC visibility push(default) /* for the trainer's bridge library */
 #endif
-void tb_tensor_add(tb_buffer *raw, const tb_tensor *tensor); /* builds tb_tensors.raw */
+/* Builds tb_tensors.raw. Through raw->failed: BR_E_ARG, more than TB_DIM_MAX dimensions or a name not of 1 to TB_TEXT_MAX bytes; BR_E_NOMEM. */
+void tb_tensor_add(tb_buffer *raw, const tb_tensor *tensor);
 /* Hands out the next tensor of a list that was decoded; *at starts at 0. Returns 0 at the end. */
 int tb_tensor_next(const tb_tensors *tensors, uint64_t *at, tb_tensor *out);
 #ifdef __GNUC__

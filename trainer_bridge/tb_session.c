@@ -127,12 +127,11 @@ static void send_stats(tb_session *s) {
     tb_channel_send(&s->channel, TB_STATS, tb_live(s), 0, &m);
 }
 
-/* An error that ends nothing; the sentence is br_last_error(). */
-static void send_error(tb_session *s, br_status status) {
+void tb_session_say_error(tb_session *s, tb_code code, uint64_t subject) {
     char text[TB_SENTENCE_BYTES];
     snprintf(text, sizeof text, "%s", br_last_error());
-    const tb_message m = {.error = {.code = tb_code_of(status), .text = tb_text_of(text)}};
-    tb_channel_send(&s->channel, TB_ERROR, tb_live(s), 0, &m);
+    const tb_message m = {.error = {.code = code, .text = tb_text_of(text)}};
+    tb_channel_send(&s->channel, TB_ERROR, tb_live(s), subject, &m);
 }
 
 /* What is asked for, and not only told: with the digest of the live memory as it is now. */
@@ -141,7 +140,7 @@ static void answer_stats(tb_session *s) {
     tb_message m = {.stats = tb_session_stats(s)};
     const br_status status = ops && ops->ws_live ? ops->ws_live(ops->context, &m.stats.adapter) : BR_OK;
     if (status != BR_OK)
-        send_error(s, status);
+        tb_session_say_error(s, tb_code_of(status), 0);
     else
         tb_channel_send(&s->channel, TB_STATS, tb_live(s), 0, &m);
 }
@@ -170,7 +169,7 @@ static void sleep_now(tb_session *s, int asleep) {
     if (status == BR_OK && engine->sleep && asleep != s->asleep)
         status = engine->sleep(engine->context, asleep);
     if (status != BR_OK) {
-        send_error(s, status);
+        tb_session_say_error(s, tb_code_of(status), 0);
         return;
     }
     s->asleep = asleep;
@@ -206,7 +205,7 @@ void tb_session_receive(tb_session *s, int64_t now, const tb_header *header, con
     if (tb_channel_receive(&s->channel, now, header, payload, n, &m)) {
         if (header->type >= TB_MANIFEST && header->type <= TB_W_IPC)
             tb_weights_receive(s, now, header, &m, header->payload_hash);
-        else if ((header->type >= TB_GEN_REQ && header->type <= TB_GEN_HELD) || header->type == TB_SCORE_REQ)
+        else if ((header->type >= TB_GEN_REQ && header->type <= TB_GEN_DISCARD) || header->type == TB_SCORE_REQ)
             tb_gen_receive(s, now, header, payload, &m);
         else
             take_flow(s, header, &m);

@@ -150,17 +150,45 @@ static void take_score(tb_session *s, const tb_header *header, const void *paylo
         ended(s, g, BR_STOP_ERROR, status, br_last_error());
 }
 
-/* Ends at once when the engine does not know it; else the engine's last token ends it. */
+/* Ends at once when the engine does not know it; else the engine's last token ends it. What has ended stays as it is. */
 static void stop(tb_session *s, gen_slot *g) {
     if (g->phase == GEN_WAITING)
         ended(s, g, BR_STOP_ABORT, BR_OK, "");
     else if (g->phase == GEN_RUNNING)
         (void)s->opt.engine->cancel(s->opt.engine->context, g->engine_id); /* it may have ended in the step that is in flight */
-    else if (g->phase == GEN_UNRELEASED || g->phase == GEN_RELEASED)
+}
+
+/* GEN_RELEASE and GEN_DISCARD come after the GEN_DONE: a trainer that sends them before breaks the protocol. */
+static int is_before_done(tb_session *s, const tb_header *header, const gen_slot *g) {
+    if (!g || g->phase == GEN_UNRELEASED || g->phase == GEN_RELEASED)
+        return 0;
+    (void)tb_fail(TB_BAD_STATE, "%s %llu %s", tb_type_name(header->type), (unsigned long long)header->subject,
+                  g->scored ? "of a request that is scored: nothing of it is certified"
+                            : "before its GEN_DONE: until then nothing is held");
+    tb_channel_close(&s->channel, TB_BAD_STATE, br_last_error());
+    return 1;
+}
+
+static void take_certificate(tb_session *s, const tb_header *header, gen_slot *g, br_digest certificate) {
+    if (is_before_done(s, header, g))
+        return;
+    if (!g || g->phase == GEN_RELEASED) {
+        (void)tb_fail(TB_BAD_STATE, "GEN_RELEASE %llu: no log-probs are held of it: it was released or discarded before, or never certified",
+                      (unsigned long long)header->subject);
+        tb_session_say_error(s, TB_BAD_STATE, header->subject);
+        return;
+    }
+    g->certificate = certificate;
+    g->n_sent = 0;
+    g->phase = GEN_RELEASED;
+}
+
+static void discard(tb_session *s, const tb_header *header, gen_slot *g) {
+    if (!is_before_done(s, header, g) && g)
         release(s, g);
 }
 
-/* An id that is not known is no error: its GEN_DONE has crossed the message. */
+/* An abort or a discard of what is not known is no error: it is gone, as it should be. */
 void tb_gen_receive(tb_session *s, int64_t now, const tb_header *header, const void *payload, const tb_message *m) {
     gen_slot *g = find(s, header->subject);
     (void)now;
@@ -170,15 +198,10 @@ void tb_gen_receive(tb_session *s, int64_t now, const tb_header *header, const v
         take_score(s, header, payload, &m->score_req);
     } else if (header->type == TB_GEN_ABORT && g) {
         stop(s, g);
-    } else if (header->type == TB_GEN_RELEASE && g && g->phase == GEN_UNRELEASED) {
-        g->certificate = m->gen_release.certificate;
-        g->n_sent = 0;
-        g->phase = GEN_RELEASED;
-    } else if (header->type == TB_GEN_RELEASE && g) {
-        (void)tb_fail(TB_BAD_STATE, "GEN_RELEASE %llu %s", (unsigned long long)header->subject,
-                      g->scored ? "of a request that is scored: nothing of it is certified"
-                                : "before its GEN_DONE: a certificate covers the whole response");
-        tb_channel_close(&s->channel, TB_BAD_STATE, br_last_error());
+    } else if (header->type == TB_GEN_RELEASE) {
+        take_certificate(s, header, g, m->gen_release.certificate);
+    } else if (header->type == TB_GEN_DISCARD) {
+        discard(s, header, g);
     }
 }
 

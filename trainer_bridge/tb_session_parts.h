@@ -69,6 +69,8 @@ struct tb_session {
 
 /* tb_session.c: the engine failed, br_last_error says how: the trainer is told, and tb_session_pump returns it. */
 void tb_session_fail(tb_session *s, br_status status);
+/* An ERROR that ends nothing; the sentence is br_last_error(). */
+void tb_session_say_error(tb_session *s, tb_code code, uint64_t subject);
 
 /* tb_session_weights.c: answers a weight message; drops what is staged; tries to commit. */
 void tb_weights_receive(tb_session *s, int64_t now, const tb_header *header, const tb_message *m, uint64_t payload_hash);

@@ -3,7 +3,8 @@
  * The descriptor does not block. A frame is taken in piece by piece: its header first, and only when that is sound its payload. Nothing is
  * allocated for damage, and until the greeting no payload of more than TB_STRANGER_MAX.
  *
- * An end that a listener accepted also answers for that listener while it takes in what arrives: its peer is served, others are not. */
+ * An end that a listener accepted also answers for that listener while it takes in what arrives: once its peer has greeted, that is served
+ * and others are not. Until then nobody knows whether it is a trainer, and others wait in the backlog. */
 #include "tb_transport.h"
 
 #include "br_mem.h"
@@ -72,19 +73,17 @@ static int header_is_in(socket_end *s) {
 /* The refusal: a fatal ERROR in front of any session. A caller that is gone again misses nothing. */
 static void say_busy(const socket_end *s, int fd) {
     struct ucred peer = {.pid = 0};
-    unsigned char head[TB_HEADER_BYTES];
-    tb_buffer text = {0};
+    tb_buffer error = {0}, frame = {0};
     char sentence[128];
-    tb_header header = {.major = TB_MAJOR, .minor = TB_MINOR, .type = TB_ERROR};
     (void)getsockopt(s->fd, SOL_SOCKET, SO_PEERCRED, &peer, &(socklen_t){sizeof peer});
     snprintf(sentence, sizeof sentence, "this worker serves another trainer, pid %d: wait for its end, or use another worker", (int)peer.pid);
-    tb_message_encode(TB_ERROR, &(tb_message){.error = {.code = TB_BUSY, .fatal = 1, .text = tb_text_of(sentence)}}, &text);
-    if (text.failed == BR_OK) {
-        tb_header_seal(&header, text.bytes, text.n, head);
-        struct iovec piece[] = {{head, sizeof head}, {text.bytes, text.n}};
-        (void)sendmsg(fd, &(struct msghdr){.msg_iov = piece, .msg_iovlen = 2}, MSG_NOSIGNAL | MSG_DONTWAIT);
-    }
-    tb_buffer_close(&text);
+    tb_message_encode(TB_ERROR, &(tb_message){.error = {.code = TB_BUSY, .fatal = 1, .text = tb_text_of(sentence)}}, &error);
+    tb_header_add(&(tb_header){.type = TB_ERROR}, error.bytes, error.n, &frame);
+    tb_buffer_add(&frame, error.bytes, error.n);
+    if (error.failed == BR_OK && frame.failed == BR_OK)
+        (void)send(fd, frame.bytes, frame.n, MSG_NOSIGNAL | MSG_DONTWAIT);
+    tb_buffer_close(&error);
+    tb_buffer_close(&frame);
 }
 
 /* Whoever calls after the served peer has hung up is not refused: the listener accepts it next. */
@@ -124,7 +123,7 @@ static void take_in(tb_transport *t) {
 static void socket_pump(tb_transport *t) {
     const socket_end *s = (const socket_end *)t;
     take_in(t);
-    if (s->listener)
+    if (s->listener && t->greeted)
         turn_others_away(s);
 }
 

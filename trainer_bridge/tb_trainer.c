@@ -190,10 +190,23 @@ br_status tb_trainer_send_payload(tb_trainer *tr, uint32_t type, uint64_t versio
     return BR_OK;
 }
 
-br_status tb_trainer_send(tb_trainer *tr, tb_type type, uint64_t version, uint64_t subject, const tb_message *message) {
+/* The payload, into scratch, if a worker can decode it: else that would end the connection. */
+static br_status encode(tb_trainer *tr, tb_type type, const tb_message *message) {
+    tb_message decoded;
+    tb_code code = tb_message_check(type, message);
+    if (code == TB_OK && !(tb_spec_of(type)->from & TB_TRAINER))
+        code = tb_fail(TB_BAD_DIRECTION, "%s is the worker's to say", tb_type_name(type));
     tr->scratch.n = 0;
-    tb_message_encode(type, message, &tr->scratch);
+    if (code == TB_OK)
+        tb_message_encode(type, message, &tr->scratch);
     BR_TRY(tr->scratch.failed);
+    if (code == TB_OK)
+        code = tb_message_decode(type, tr->scratch.bytes, tr->scratch.n, &decoded);
+    return code == TB_OK ? BR_OK : br_fail(BR_E_ARG, "%s", br_last_error());
+}
+
+br_status tb_trainer_send(tb_trainer *tr, tb_type type, uint64_t version, uint64_t subject, const tb_message *message) {
+    BR_TRY(encode(tr, type, message));
     return tb_trainer_send_payload(tr, type, version, subject, tr->scratch.bytes, tr->scratch.n);
 }
 

@@ -93,8 +93,8 @@ br_status tb_loopback_open(tb_transport *out[2]); /* BR_E_NOMEM */
 typedef struct tb_listener tb_listener;
 /* A socket at `path`, which must not exist or be a socket that nobody serves. BR_E_IO, BR_E_LIMIT (a path above 107 bytes). */
 br_status tb_socket_listen(const char *path, tb_listener **out);
-/* BR_E_NOT_FOUND: nobody came. Until *out is closed, which is before the listener is, who else connects is refused by a fatal ERROR of code
- * TB_BUSY whenever something is received. */
+/* BR_E_NOT_FOUND: nobody came. Who else connects waits until *out is closed, which is before the listener is; from tb_transport_greeted on
+ * it is refused by a fatal ERROR of code TB_BUSY whenever something is received. */
 br_status tb_socket_accept(tb_listener *listener, int64_t wait_ms, tb_transport **out);
 void tb_listener_close(tb_listener *listener); /* removes the path; NULL is a no-op */
 #ifdef __GNUC__

@@ -12,7 +12,10 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { ADAPTER_MAX = 64, GRANT_BYTES = 64 << 20, ACCEPT_MS = 1000, FINISH_MS = 10000, GREET_SECONDS = 600, USAGE = 2, TRAINER_LOST = 3 };
+enum {
+    ADAPTER_MAX = 64, GRANT_BYTES = 64 << 20, ACCEPT_MS = 1000, FINISH_MS = 10000, GREET_SECONDS = 10, GREET_MPI_SECONDS = 600, USAGE = 2,
+    TRAINER_LOST = 3
+};
 
 typedef struct args {
     br_engine_options engine;
@@ -37,7 +40,7 @@ static const struct {
     {"--chunk-tokens N", "rows of a step [256]"},
     {"--kv-pages N", "cache pages of 64 tokens [16 for each of --max-seqs]"},
     {"--requests N", "requests held at once [64]"},
-    {"--greet SECONDS", "with --mpi: how long the trainer may take to start [600]"},
+    {"--greet SECONDS", "how long a trainer may take to greet [600 with --mpi, where it has yet to start; 10 with --socket]"},
     {"--allow-zero-adapter", "accept an adapter whose B is all zero"},
     {"--once", "with --socket: end with the first connection"},
     {"--own-status", "with --mpi: end with the status that --socket gives, for a launcher that keeps it from mpirun"},
@@ -123,7 +126,6 @@ static int take_option(args *a, const char *name, char *value) {
 
 static int parse(args *a, int argc, char **argv) {
     a->mpi = -1;
-    a->greet = GREET_SECONDS;
     a->engine.adapter = a->adapter;
     for (int i = 1; i < argc; i++) {
         if (take_flag(a, argv[i]))
@@ -136,6 +138,7 @@ static int parse(args *a, int argc, char **argv) {
         return usage("--model is needed", NULL);
     if (!a->protocol && (a->mpi >= 0) == (a->socket != NULL))
         return usage("one of --socket and --mpi is needed", NULL);
+    a->greet = a->greet ? a->greet : a->socket ? GREET_SECONDS : GREET_MPI_SECONDS;
     return 0;
 }
 
@@ -244,7 +247,7 @@ static int run(const args *a) {
     tb_base base = {.model_dir = a->engine.model_dir};
     int code = USAGE;
     br_status status;
-    o.channel.greet_ms = a->socket ? 0 : a->greet * (int64_t)1000;
+    o.channel.greet_ms = a->greet * (int64_t)1000;
     BR_TRY_GOTO(br_engine_open(&a->engine, &engine), fail);
     BR_TRY_GOTO(introduce(a, engine, &o), fail);
     const tb_engine_ops ops = tb_engine_of(engine);

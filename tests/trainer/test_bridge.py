@@ -202,6 +202,36 @@ class Socket(unittest.TestCase):
             self.assertEqual([a.tokens + b.tokens for a, b in zip(cut, rest)], [t.tokens for t in whole])
             self.assertEqual([a.logprob + b.logprob for a, b in zip(cut, rest)], [t.logprob for t in whole])
 
+    def test_an_abort_that_crosses_the_end(self):
+        """The worker has sent GEN_DONE when GEN_ABORT comes: the text is whole, its log-probs wait for their certificate."""
+        with rigged() as r:
+            remote, texts, whole, ended = r.remote(), samples(3), samples(3), []
+            r.engine.generate(whole, "base", 7, certify=False, max_new=NEW, ignore_eos=1)
+            take, finish = remote.take_gen_done, remote.finish
+            remote.take_gen_done = lambda number, done: ended.append((number, type(done).from_buffer_copy(done)))
+            remote.start(texts, "base", 7, max_new=NEW, ignore_eos=1)
+            remote.wait(lambda: len(ended) == len(texts), "generation")
+            remote.finish = lambda _: [take(*end) for end in ended]
+            remote.abort(texts)
+            remote.take_gen_done, remote.finish = take, finish
+            remote.release(texts, [t.digest for t in texts])
+            self.assertEqual([(t.tokens, t.stop, t.logprob) for t in texts], [(t.tokens, t.stop, t.logprob) for t in whole])
+
+    def test_a_release_of_what_is_discarded(self):
+        """Is an error at once; the other texts of the release come all the same."""
+        with rigged() as r:
+            remote, texts = r.remote(), samples(3)
+            remote.generate(texts, "base", 7, max_new=NEW, ignore_eos=1)
+            number = remote.held[texts[1]]
+            remote.discard(texts[1:2])
+            remote.held[texts[1]] = number
+            begin = time.monotonic()
+            with self.assertRaisesRegex(abi.Error, f"GEN_RELEASE {number}: no log-probs are held of it"):
+                remote.release(texts, [t.digest for t in texts])
+            self.assertLess(time.monotonic() - begin, 5)
+            self.assertEqual([len(t.logprob) for t in texts], [NEW, 0, NEW])
+            remote.generate(samples(1), "base", 7, max_new=NEW, ignore_eos=1)
+
     def test_texts_that_wait_for_credit_are_aborted_too(self):
         with rigged("--requests", "2") as r:
             remote, texts = r.remote(), samples(6)
@@ -255,6 +285,24 @@ class Socket(unittest.TestCase):
             with mock.patch.object(remote_texts, "words_at", lambda words: [bits ^ (i == 2) for i, bits in enumerate(read(words))]):
                 with self.assertRaisesRegex(abi.Error, "prompt 1: the log-probs are not those whose digest came with the tokens"):
                     remote.release(texts[2:], [texts[2].digest])
+
+
+    def test_strangers_at_the_socket(self):
+        """One that says nothing and one that drips: each is dropped, a trainer behind them gets through."""
+        with rigged("--greet", "1") as r, contextlib.ExitStack() as stack:
+            strangers = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(2)]
+            for stranger in strangers:
+                while stranger.connect_ex(r.path):
+                    time.sleep(0.01)
+
+            def drip():
+                with contextlib.suppress(OSError):
+                    while strangers[1].send(b"x"):
+                        time.sleep(0.05)
+            threading.Thread(target=drip, daemon=True).start()
+            begin, remote = time.monotonic(), r.remote()
+            self.assertLess(time.monotonic() - begin, 10)
+            remote.generate(samples(1), "base", 7, max_new=NEW, ignore_eos=1)
 
 
 class Swaps(unittest.TestCase):

@@ -65,6 +65,9 @@ class Texts(Connection):
         wanted = set(texts)
         self.wait(lambda: wanted.isdisjoint(text_of(owner) for owner in itertools.chain(self.running.values(), (q[1] for q in self.queue))),
                   "generation")
+        self.raise_error_of(texts)
+
+    def raise_error_of(self, texts):
         errors = [self.errors.pop(text) for text in texts if text in self.errors]
         if errors:
             raise errors[0]
@@ -144,6 +147,14 @@ class Texts(Connection):
             self.wait(lambda: not self.released, "release")
         finally:
             self.released.clear()
+        self.raise_error_of(texts)
+
+    def take_error(self, number, error):
+        """Of one certificate it is raised when the others are through."""
+        if number not in self.released:
+            super().take_error(number, error)
+        text, _ = self.released.pop(number)
+        self.errors[text] = abi.Error(C["BR_E_ARG"], text_at(error.text))
 
     def take_gen_held(self, number, held):
         (text, certificate), bits = self.released[number], words_at(held.logprob)
@@ -163,7 +174,7 @@ class Texts(Connection):
         """Texts that are never released: the worker drops what it holds of them."""
         for text in texts:
             if text in self.held:
-                self.send("GEN_ABORT", 0, self.held.pop(text))
+                self.send("GEN_DISCARD", 0, self.held.pop(text))
         self.flush()
 
     # ---- scoring -------------------------------------------------------------------------------------------------------------
