@@ -10,6 +10,7 @@ import unittest
 
 import rig
 import rl_rig
+import torch
 from bitroll.ledger import Ledger
 from bitroll.rl import lock, metrics, resume
 
@@ -231,6 +232,12 @@ class Folder(unittest.TestCase):
         self.assertEqual(status, 0, said + error)
         self.assertEqual([line.split(": ")[-1] for line in said.splitlines() if line.startswith("----")], ["needs 2 steps, the run has 1"] * 2 +
                          ["needs 100 steps, the run has 1"])
+
+    @unittest.skipIf(torch.cuda.is_available(), "there is a GPU")
+    def test_a_gpu_that_is_not_there(self):
+        out, (status, said, error) = self.two_steps("no-gpu", backend="cuda")
+        self.refused(said, status, error, "backend cuda: torch finds no GPU on this machine: give --backend oracle")
+        self.assertFalse(os.path.exists(out))
 
     def test_texts_that_do_not_fit_end_the_run_in_a_sentence(self):
         status, said, error = self.two_steps("long", batch=dict(prompts=4, samples=4, prompt_tokens=[60, 60], max_tok=64))[1]

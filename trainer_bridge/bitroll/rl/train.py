@@ -9,6 +9,8 @@ import contextlib
 import os
 import sys
 
+import torch
+
 from .. import abi, mcore, peft
 from ..bridge import Busy, Remote
 from ..in_process import Engine
@@ -48,6 +50,11 @@ def task_of(settings, policy):
     if settings.task == "arithmetic":
         return Arithmetic(settings.seed)
     return LowerHalf(settings.seed, policy.model.model_config.n_vocab, settings.batch.prompt_tokens)
+
+
+def check_machine(settings):
+    if settings.backend == "cuda" and not torch.cuda.is_available():
+        raise ValueError("backend cuda: torch finds no GPU on this machine: give --backend oracle")
 
 
 class Run:
@@ -172,6 +179,7 @@ def main(argv=None):
     args = arguments(argv)
     try:
         settings = run_settings.load(args.config, arm=args.arm, seed=args.seed, steps=args.steps, backend=args.backend)
+        check_machine(settings)
         with contextlib.closing(Run(args, settings)) as run:
             run.steps()
             met = run.bars()
