@@ -67,9 +67,11 @@ class Run:
             os.makedirs(self.out, exist_ok=True)
             opened.callback(os.close, lock.hold(self.out))
             self.check_folder(library, args.resume)
+            rollout_base = Checkpoint(args.rollout_model or args.model)
+            arm.check(rollout_base)
             self.policy = opened.enter_context(contextlib.closing(Policy(library, args.model, settings, arm.functions())))
             self.engine = opened.enter_context(contextlib.closing(open_rollout(args, settings, self.policy)))
-            self.arm = arm(self.engine, self.policy, Checkpoint(args.rollout_model or args.model))
+            self.arm = arm(self.engine, self.policy, rollout_base)
             self.n_step = self.begin_from_checkpoint()
             if settings.steps < self.n_step:
                 raise ValueError(f"{self.out}: {self.n_step} steps are done: expected as many or more, not {settings.steps}")
