@@ -148,12 +148,21 @@ class Folder(unittest.TestCase):
         with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
             self.assertEqual(file.read(), "")
 
-    def test_settings_of_another_run_are_refused_by_the_ledger(self):
-        out = os.path.join(rig.PLACE, "again")
-        self.assertEqual(rl_rig.train(rl_rig.config("again", **SMALL, steps=2), out)[0], 0)
-        status, _, error = rl_rig.train(rl_rig.config("again", **SMALL, steps=3, seed=2), out, "--resume")
-        self.assertEqual(status, 2, error)
-        self.assertIn("ledger.h5", error)
+    def test_settings_of_another_run_are_named(self):
+        """Fewer steps than are done are one of them."""
+        out, (status, said, error) = self.two_steps("again")
+        self.assertEqual(status, 0, said + error)
+        for changes, arguments, sentence in (
+                (dict(seed=2, lora=dict(r=16), optimizer=dict(betas=[0.9, 0.99])), (),
+                 r"again: --resume goes on with the settings that the run began with: lora\.r was 32, is 16; optimizer\.betas was \[0\.9, 0\.95\], "
+                 r"is \[0\.9, 0\.99\]; seed was 1, is 2: give those, or begin again in another folder\n"),
+                ({}, ("--steps", "1"), "again: 2 steps are done: expected as many or more, not 1\n")):
+            with self.subTest(changes=changes):
+                status, said, error = self.two_steps("again", "--resume", *arguments, **changes)[1]
+                self.refused(said, status, error, sentence)
+        os.unlink(os.path.join(out, "run.yaml"))
+        status, said, error = self.two_steps("again", "--resume", seed=2)[1]
+        self.refused(said, status, error, "ledger.h5: cannot resume: its config digest")
 
     def two_steps(self, name, *arguments, **changes):
         """(folder, what a trainer of two steps ended with)."""
@@ -173,7 +182,7 @@ class Folder(unittest.TestCase):
         status, said, error = self.two_steps("proved", "--seed", "2")[1]
         self.refused(said, status, error, "ledger.h5: there already: expected --resume")
         status, said, error = self.two_steps("proved", "--seed", "2", "--resume")[1]
-        self.refused(said, status, error, "ledger.h5: cannot resume: its config digest")
+        self.refused(said, status, error, "--resume goes on with the settings that the run began with: seed was 1, is 2")
         os.rename(os.path.join(out, "checkpoint"), os.path.join(out, "elsewhere"))
         status, said, error = self.two_steps("proved", "--resume")[1]
         self.refused(said, status, error, "checkpoint: is not there, but ledger.h5 has 2 steps: put it back, or begin again in another folder")

@@ -88,6 +88,10 @@ class Run:
         for path in (self.path(resume.LEDGER), self.path(resume.CHECKPOINT)):
             if os.path.exists(path) and not resumes:
                 raise ValueError(f"{path}: there already: expected --resume, or a folder that holds no run")
+        others = run_settings.differing(self.path("run.yaml"), self.settings) if os.path.exists(self.path(resume.LEDGER)) else []
+        if others:
+            raise ValueError(f"{self.out}: --resume goes on with the settings that the run began with: {'; '.join(others)}: give those, or begin "
+                             "again in another folder")
         resume.check(self.out, library, self.settings.checkpoint_every)
 
     def begin_from_checkpoint(self):
