@@ -1,5 +1,6 @@
 """A trainer killed with SIGKILL at each place of a step and started again ends as one that was never killed: the same adapter, the same rows,
 the same root of the ledger. The worker lives on, and a new one does as well; a plain mpirun, which kills the worker with it, is run again."""
+import fcntl
 import json
 import os
 import shlex
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import unittest
+import unittest.mock
 
 import rig
 import rl_rig
@@ -236,6 +238,24 @@ class Folder(unittest.TestCase):
             first.communicate()
         os.close(lock.hold(out))
 
+    def test_a_lock_whose_file_is_gone_is_none(self):
+        """That of a start which failed and took its file away while another waited to look at it."""
+        folder = os.path.join(rig.PLACE, "gone-lock")
+        os.makedirs(folder)
+        flock, handles = fcntl.flock, []
+
+        def late(handle, how):
+            flock(handle, how)
+            handles.append(handle)
+            if len(handles) == 1:
+                os.unlink(os.path.join(folder, lock.FILE))
+        with unittest.mock.patch.object(fcntl, "flock", late):
+            handle = lock.hold(folder)
+        with self.assertRaisesRegex(lock.Held, f"pid {os.getpid()}"):
+            lock.hold(folder)
+        os.close(handle)
+        self.assertEqual(len(handles), 2)
+
     def test_a_run_of_one_step_is_done(self):
         status, said, error = rl_rig.train(rl_rig.config("one"), os.path.join(rig.PLACE, "one"), "--steps", "1")
         self.assertEqual(status, 0, said + error)
@@ -249,8 +269,15 @@ class Folder(unittest.TestCase):
         self.assertFalse(os.path.exists(out))
 
     def test_texts_that_do_not_fit_end_the_run_in_a_sentence(self):
-        status, said, error = self.two_steps("long", batch=dict(prompts=4, samples=4, prompt_tokens=[60, 60], max_tok=64))[1]
-        self.refused(said, status, error, r"step 0: texts may get \d+ tokens long, expected at most batch.max_tok \(64\)")
+        """A start that fails leaves nothing of its own."""
+        kept = os.path.join(rig.PLACE, "long-kept")
+        os.makedirs(os.path.join(kept, "checkpoint.part", "notes"))
+        with open(os.path.join(kept, "log.txt"), "w", encoding="ascii"):
+            pass
+        for name in ("long", "long-kept"):
+            out, (status, said, error) = self.two_steps(name, batch=dict(prompts=4, samples=4, prompt_tokens=[60, 60], max_tok=64))
+            self.refused(said, status, error, r"step 0: texts may get \d+ tokens long, expected at most batch.max_tok \(64\)")
+            self.assertEqual(os.listdir(out) if os.path.exists(out) else None, ["log.txt"] if name == "long-kept" else None)
 
     def test_a_worker_lost_in_a_step_ends_the_run_in_a_sentence(self):
         worker = rl_rig.Worker("lost.sock")

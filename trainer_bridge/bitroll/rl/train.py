@@ -1,6 +1,7 @@
 """A training run: `python -m bitroll.rl.train --config F.yaml --model CHECKPOINT --out DIR`. A line a step; the last line says what the
 ledger says. Leaves in DIR the settings (run.yaml), metrics.csv, ledger.h5, checkpoint/, adapter/ (the policy after the last update) and
-adapter_last_step/ (the one that the last step of the ledger ran on: what `bitroll verify --adapter` wants).
+adapter_last_step/ (the one that the last step of the ledger ran on: what `bitroll verify --adapter` wants). A start that fails before it
+has recorded a step leaves nothing.
 
 Exit status: 0 done; 1 a step of the exact arm did not certify, a gradient was not finite, or a bar was missed; 2 usage or environment, a
 worker that is gone among them; 7 the worker serves another trainer."""
@@ -64,9 +65,11 @@ class Run:
         self.settings, self.out = settings, args.out
         library, arm = abi.Library(), arms.ARMS[settings.arm]
         with contextlib.ExitStack() as opened:  # of a run that does not come to stand, too, a worker is told that it ends
+            is_new = not os.path.exists(self.out)
             os.makedirs(self.out, exist_ok=True)
             opened.callback(os.close, lock.hold(self.out))
             self.check_folder(library, args.resume)
+            opened.callback(resume.forget, self.out, is_new, os.listdir(self.out), library)
             rollout_base = Checkpoint(args.rollout_model or args.model)
             arm.check(rollout_base)
             self.policy = opened.enter_context(contextlib.closing(Policy(library, args.model, settings, arm.functions())))
@@ -77,8 +80,8 @@ class Run:
                 raise ValueError(f"{self.out}: {self.n_step} steps are done: expected as many or more, not {settings.steps}")
             self.grpo = Grpo(self.engine, self.policy, self.arm, task_of(settings, self.policy), settings, args.resume)
             self.ledger = opened.enter_context(self.open_ledger(library))
-            self.table = opened.enter_context(contextlib.closing(metrics.Table(self.path("metrics.csv"), self.n_step)))
-            with open(self.path("run.yaml"), "w", encoding="utf-8") as file:
+            self.table = opened.enter_context(contextlib.closing(metrics.Table(self.path(resume.TABLE), self.n_step)))
+            with open(self.path(resume.ECHO), "w", encoding="utf-8") as file:
                 file.write(settings.echo)
             self.close = opened.pop_all().close
 
@@ -88,7 +91,7 @@ class Run:
         for path in (self.path(resume.LEDGER), self.path(resume.CHECKPOINT)):
             if os.path.exists(path) and not resumes:
                 raise ValueError(f"{path}: there already: expected --resume, or a folder that holds no run")
-        others = run_settings.differing(self.path("run.yaml"), self.settings) if os.path.exists(self.path(resume.LEDGER)) else []
+        others = run_settings.differing(self.path(resume.ECHO), self.settings) if os.path.exists(self.path(resume.LEDGER)) else []
         if others:
             raise ValueError(f"{self.out}: --resume goes on with the settings that the run began with: {'; '.join(others)}: give those, or begin "
                              "again in another folder")
@@ -151,7 +154,7 @@ class Run:
 
     def bars(self):
         """Prints what the run must show; whether it does."""
-        found = bars.lines(metrics.read(self.path("metrics.csv")), *bars.moved(self.policy.model))
+        found = bars.lines(metrics.read(self.path(resume.TABLE)), *bars.moved(self.policy.model))
         for bar in found:
             print(bars.line(*bar), flush=True)
         return bars.met(found)
@@ -195,7 +198,7 @@ def main(argv=None):
     except (OSError, KeyError, ValueError, abi.Error) as error:
         print(f"train: {sentence(error)}", file=sys.stderr)
         return 7 if isinstance(error, Busy) else 2
-    print(last_line(metrics.read(run.path("metrics.csv"))), flush=True)
+    print(last_line(metrics.read(run.path(resume.TABLE))), flush=True)
     return 0 if met else 1
 
 
