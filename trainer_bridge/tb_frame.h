@@ -16,7 +16,7 @@
 #include "br_status.h"
 #include <stddef.h>
 
-enum { TB_HEADER_BYTES = 64, TB_MAJOR = 1, TB_MINOR = 0 };
+enum { TB_HEADER_BYTES = 64, TB_MAJOR = 2, TB_MINOR = 0 };
 #define TB_PAYLOAD_MAX ((uint64_t)1 << 30)
 
 /* What went wrong, as ERROR, W_NACK and exit sentences say it. Values are pinned: they go over the wire. */

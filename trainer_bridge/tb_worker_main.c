@@ -18,6 +18,7 @@ typedef struct args {
     br_engine_options engine;
     br_adapter_source adapter[ADAPTER_MAX];
     const char *socket, *live;
+    char alpha[32]; /* of an adapter that starts empty */
     int mpi, rank, requests, greet, once, own_status, protocol; /* mpi: the trainer's rank, -1 none */
 } args;
 
@@ -132,10 +133,14 @@ static int parse(args *a, int argc, char **argv) {
             return usage("unknown option, or a value that it does not take", argv[i]);
         i++;
     }
-    if (!a->protocol && !a->engine.model_dir)
+    if (a->protocol)
+        return 0;
+    if (!a->engine.model_dir)
         return usage("--model is needed", NULL);
-    if (!a->protocol && (a->mpi >= 0) == (a->socket != NULL))
+    if ((a->mpi >= 0) == (a->socket != NULL))
         return usage("one of --socket and --mpi is needed", NULL);
+    a->engine.swap_alpha = a->engine.swap_alpha > 0 ? a->engine.swap_alpha : 2 * a->engine.swap_rank;
+    snprintf(a->alpha, sizeof a->alpha, "%.17g", a->engine.swap_alpha);
     return 0;
 }
 
@@ -188,6 +193,10 @@ static br_status introduce(const args *a, const br_engine *engine, tb_session_op
         me->can |= TB_CAN_SWAP | (br_swap_takes_ipc(engine) ? TB_CAN_IPC : 0);
     }
     o->empty = swap.live_version < 0;
+    if (o->empty) { /* one of a folder has a rank and an alpha of its own */
+        me->rank = (uint32_t)a->engine.swap_rank;
+        me->alpha = tb_text_of(a->alpha);
+    }
     me->live_version = swap.live_version > 0 ? (uint64_t)swap.live_version : 0;
     return br_engine_adapter_digest(engine, live_name(a), &me->adapter);
 }

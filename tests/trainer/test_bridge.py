@@ -495,6 +495,24 @@ class Ends(unittest.TestCase):
                 self.assertIn(part, str(caught.exception))
             r.remote()  # it serves the next one
 
+    def test_other_adapters(self):
+        """At the greeting, from a worker that serves the next one."""
+        folder, _ = rig.checkpoint("pico")
+        for name, options, sentence in (
+                ("none.sock", [], "the worker has no adapter that can be swapped: start bitroll-worker with such as --adapter policy= --swap-rank 32 "
+                                  "--swap-alpha 64"),
+                ("rank.sock", ["--adapter", "policy=", "--swap-rank", "16"], "the trainer's adapters have rank 32 and alpha 64, the worker's rank "
+                 "16 and alpha 32: start bitroll-worker with --swap-rank 32 --swap-alpha 64, or set r: 16 and lora_alpha: 32 in the trainer's settings")):
+            path = os.path.join(rig.PLACE, name)
+            worker = subprocess.Popen([WORKER, "--model", folder, "--socket", path, "--backend", "oracle", *options], stdout=subprocess.DEVNULL)
+            self.addCleanup(worker.wait)
+            self.addCleanup(worker.kill)
+            with self.assertRaises(abi.Error) as caught:
+                Remote(rig.LIBRARY, folder, "unix:" + path, SETTINGS, wait_ms=20000)
+            self.assertEqual(caught.exception.status, abi.CONSTANTS["BR_E_MISMATCH"])
+            self.assertIn(sentence, str(caught.exception))
+            self.assertIsNone(worker.poll())
+
     def test_another_tokenizer(self):
         other = os.path.join(rig.PLACE, "other-tokenizer")
         shutil.copytree(rig.checkpoint("pico")[0], other)

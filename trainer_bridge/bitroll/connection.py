@@ -38,15 +38,15 @@ def file_digest(library, model_dir, name):
 
 class Connection:
     """address: "unix:PATH" or "mpi:RANK" of a bitroll-worker that runs the checkpoint at model_dir. wait_ms: deadline of the greeting, for
-    which the worker may have to load first, and of every answer; dead_ms: silence that ends the connection; grant_bytes: results that may
+    which the worker may have to load first, and of every answer; rank, alpha: of adapters that will be sent, 0: none, compared with the worker's; dead_ms: silence that ends the connection; grant_bytes: results that may
     wait here [16 MiB]. Over MPI a process has one. Busy: the worker serves another trainer. A message of the type NAME goes to the method take_name, or is an answer."""
 
-    def __init__(self, library, model_dir, address, wait_ms=600_000, dead_ms=10_000, grant_bytes=0):
+    def __init__(self, library, model_dir, address, wait_ms=600_000, dead_ms=10_000, grant_bytes=0, rank=0, alpha=0.0):
         self.library, self.wait_ms, self.is_mpi = library, wait_ms, address.startswith("mpi:")
         self.bridge, self.trainer, self.event, self.is_answered = Bridge(library), ctypes.c_void_p(), S["tb_event"](), False
         me = made("hello", abi=abi.ABI_VERSION, pid=os.getpid(), build=library.c.br_version().decode(), contract=library.contract_digest(),
                   base=library.weights_digest(model_dir), config=file_digest(library, model_dir, "config.json"),
-                  tokenizer=file_digest(library, model_dir, "tokenizer.json"))
+                  tokenizer=file_digest(library, model_dir, "tokenizer.json"), rank=rank, alpha=f"{alpha:.17g}")
         options = S["tb_trainer_options"](me=me, dead_ms=dead_ms, wait_ms=wait_ms, grant_bytes=grant_bytes)
         transport = self.bridge.transport(address, wait_ms)
         status = self.bridge.c.tb_trainer_open(transport, ctypes.byref(options), ctypes.byref(self.trainer))
