@@ -256,6 +256,12 @@ class Folder(unittest.TestCase):
         os.close(handle)
         self.assertEqual(len(handles), 2)
 
+    def test_no_worker(self):
+        path = os.path.join(rig.PLACE, "no-worker.sock")
+        out, (status, said, error) = self.two_steps("no-worker", "--rollout", "unix:" + path, "--wait", "0.2")
+        self.refused(said, status, error, f"{path}: nobody listened there for 0.2 s: start `bitroll-worker --model ")
+        self.assertFalse(os.path.exists(out))
+
     def test_a_run_of_one_step_is_done(self):
         status, said, error = rl_rig.train(rl_rig.config("one"), os.path.join(rig.PLACE, "one"), "--steps", "1")
         self.assertEqual(status, 0, said + error)

@@ -35,6 +35,7 @@ def arguments(argv):
     p.add_argument("--backend", choices=("oracle", "cuda"))
     p.add_argument("--resume", action="store_true", help="go on after the last checkpoint of --out")
     p.add_argument("--rollout", metavar="ADDRESS", help="of a bitroll-worker, unix:PATH or mpi:RANK [an engine in this process]")
+    p.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="for a bitroll-worker to listen at unix:PATH [60]")
     return p.parse_args(argv)
 
 
@@ -42,7 +43,7 @@ def open_rollout(args, settings, policy):
     """The rollout engine: a worker's, or one in this process."""
     model = args.rollout_model or args.model
     if args.rollout:
-        return Remote(policy.library, model, args.rollout, policy.lora)
+        return Remote(policy.library, model, args.rollout, policy.lora, connect_ms=1000 * args.wait)
     return Engine(policy.library, model, {"policy": None}, swap_rank=settings.lora["r"], swap_alpha=settings.lora["lora_alpha"],
                   backend=settings.backend, max_seqs=settings.engine.max_seqs, chunk_tokens=settings.engine.chunk_tokens, n_thread=settings.threads)
 
