@@ -297,6 +297,20 @@ class Swaps(unittest.TestCase):
             remote.send_chunk = send
             self.assertEqual(remote.swap("policy", 1, other), r.engine.swap("policy", 1, other))
 
+    def test_a_refused_commit_does_not_leave_the_worker_paused(self):
+        with rigged() as r:
+            remote, digest = r.remote(wait_ms=3000), r.engine.swap("policy", 0, version(r.shapes, 0), INITIAL)
+            remote.swap("policy", 0, version(r.shapes, 0), INITIAL)
+            send, other = remote.send, version(r.shapes, 1)
+            for mode in ("stop", "finish-old", "in-flight", "drain"):
+                remote.send = lambda name, *rest, **fields: send("W_ABORT" if name == "W_COMMIT" else name, *rest, **fields)
+                with self.subTest(mode), self.assertRaisesRegex(Refused, "aborted by the trainer; version 0 serves"):
+                    remote.swap("policy", 1, other, mode=mode)
+                remote.send, texts = send, samples(2)
+                remote.generate(texts, "policy", 7, certify=False, max_new=NEW, ignore_eos=1)
+                self.assertEqual(({len(t.logprob) for t in texts}, remote.live_digest("policy")), ({NEW}, digest))
+            self.assertEqual(remote.swap("policy", 1, other), r.engine.swap("policy", 1, other))
+
     def test_a_bit_that_flips_on_the_wire(self):
         """The frame's hash catches it; the connection ends, what was live serves the next one."""
         with rigged() as r:
