@@ -290,6 +290,10 @@ static void token_in_front(fake_seq *f, int i) {
     f->token[0] = 1;
 }
 
+static void other_uid(fake_seq *f, int i) {
+    snprintf(f->seq.uid, sizeof f->seq.uid, "chatcmpl-%d", i);
+}
+
 static void empty_mask(fake_seq *f, int i) {
     (void)i;
     memset(f->mask, 0, sizeof f->mask);
@@ -314,6 +318,12 @@ START_TEST(nan_missing_and_other_tokens_fail) {
     write_foreign(path_b, NULL, N_SEQ - 2, NULL, "full_softmax_over_T");
     expect(BR_E_MISMATCH, "10 joined, 2 only in the first file", NULL, &report);
     ck_assert(strstr(br_last_error(), "2 sequences are in one file only") != NULL);
+    br_report_free(&report);
+    write_foreign(path_b, NULL, N_SEQ, other_uid, "full_softmax_over_T");
+    expect(BR_E_MISMATCH, "0 joined, 12 only in the first file, 12 only in the second", NULL, &report);
+    const char *const said = "have no sequence in common: they are joined by (uid, sample), such as ('prompt-0', 0) in the first file and "
+                             "('chatcmpl-0', 0) in the second: give equal texts equal uids in both dumps";
+    ck_assert_msg(strstr(br_last_error(), said) != NULL, "%s", br_last_error());
     br_report_free(&report);
     write_foreign(path_b, NULL, 0, NULL, "full_softmax_over_T");
     write_ours(path_a, NULL, 0, NULL);

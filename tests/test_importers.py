@@ -242,6 +242,17 @@ class Ours(Rig):
         self.assertNotIn("bitroll.abi", done.stdout)
         self.assertEqual(done.returncode, 0)
 
+    def test_a_python_without_h5py_or_numpy(self):
+        dump = self.write("d.json", json.dumps(vllm(0)))
+        for name in ("h5py", "numpy"):
+            os.makedirs(self.path(name))
+            self.write(f"{name}/{name}.py", f"raise ModuleNotFoundError(name={name!r})")
+            done = subprocess.run([sys.executable, "-m", "bitroll.importers.vllm_json", dump, "--out", self.path("f.h5"), *GIVEN],
+                                  capture_output=True, text=True,
+                                  env=dict(os.environ, PYTHONPATH=os.pathsep.join((self.path(name), os.path.join(TREE, "trainer_bridge")))))
+            self.assertEqual((done.returncode, done.stderr),
+                             (2, f"vllm_json: this Python has no {name}, which the importers need: {sys.executable} -m pip install h5py numpy\n"))
+
     def test_a_dump_against_a_file_of_ours(self):
         """Another stack that computed what bitroll did: its JSON of the same tokens equals bitroll's file bit for bit."""
         self.write("prompts.jsonl", '{"prompt": [5, 17, 201], "uid": "a", "n": 2}\n{"prompt": [44, 8], "uid": "b"}\n')

@@ -404,9 +404,9 @@ static void make_model(void) {
     rig_requests(&pico, 3, MODEL_SEQS, 2, 90, MODEL_NEW, request);
 }
 
-/* Three steps of the engine's own texts, under the base, adapter a, adapter b. flipped: a bit of adapter a's step, in all three arrays, so that
- * only the model can tell. */
-static void write_model_run(int flipped) {
+/* Three steps of the engine's own texts, under the base, adapter a, adapter b, or only those from `first` on. flipped: a bit of adapter
+ * a's step, in all three arrays, so that only the model can tell. */
+static void write_model_run(int first, int flipped) {
     static uint8_t mask[MODEL_SEQS][RIG_TOK_MAX];
     const br_engine_options options = rig_options(&pico);
     br_ledger_run run = fake_ledger_run();
@@ -415,7 +415,7 @@ static void write_model_run(int flipped) {
     CHECK_OK(br_engine_open(&options, &engine));
     run.base_rollout = run.base_trainer = br_engine_weights_digest(engine);
     CHECK_OK(br_ledger_create(path, &run, &ledger));
-    for (int i = 0; i < 3; i++) {
+    for (int i = first; i < 3; i++) {
         br_ledger_seq seq[MODEL_SEQS];
         br_ledger_step step = {.step = i, .version = i, .seq = seq, .n_seq = MODEL_SEQS};
         CHECK_OK(br_engine_adapter_digest(engine, i == 1 ? "a" : i == 2 ? "b" : "base", &step.adapter_rollout));
@@ -447,7 +447,7 @@ static br_status verify_with(int32_t n_adapter, int32_t n_recompute, br_report *
 START_TEST(the_model_scores_again) {
     br_report report;
     char line[128];
-    write_model_run(0);
+    write_model_run(0, 0);
     CHECK_OK(verify_with(2, 0, &report));
     snprintf(line, sizeof line, "recomputed  18 sequences of 3 steps: 0 of %lld log-probs differ\n", (long long)report.n_compared);
     SAYS(report.text, line);
@@ -455,7 +455,7 @@ START_TEST(the_model_scores_again) {
     CHECK_OK(verify_with(1, 2, &report)); /* the base and adapter a */
     SAYS(report.text, "recomputed  4 sequences of 2 steps: 0 of ");
     br_report_free(&report);
-    write_model_run(1);
+    write_model_run(0, 1);
     CHECK_OK(fake_ledger_verify(path, &report)); /* no model, no difference */
     br_report_free(&report);
     CHECK_FAILS(verify_with(2, 0, &report), BR_E_MISMATCH);
@@ -463,6 +463,31 @@ START_TEST(the_model_scores_again) {
     SAYS(br_last_error(), line);
     SAYS(report.text, "of 3 steps: 1 of ");
     br_report_free(&report);
+}
+END_TEST
+
+/* As the adapter after a run's last update is. */
+START_TEST(another_adapter_is_refused_with_both_digests) {
+    static const char *const name[] = {"a", "b"};
+    const br_engine_options options = rig_options(&pico);
+    br_engine *engine;
+    br_digest digest;
+    br_report report;
+    char line[256], text_of[2][BR_DIGEST_TEXT_BYTES];
+    CHECK_OK(br_engine_open(&options, &engine));
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(br_engine_adapter_digest(engine, name[i], &digest));
+        br_digest_text(digest, text_of[i]);
+    }
+    br_engine_close(engine);
+    write_model_run(2, 0);
+    for (int32_t n = 0; n < 2; n++) {
+        CHECK_FAILS(verify_with(n, 1, &report), BR_E_MISMATCH);
+        snprintf(line, sizeof line, "given is %s, the last step ran on %s, which a training run leaves in its folder adapter_last_step",
+                 n ? text_of[0] : "none", text_of[1]);
+        SAYS(br_last_error(), line);
+        br_report_free(&report);
+    }
 }
 END_TEST
 
@@ -498,6 +523,7 @@ Suite *test_ledger_run_suite(void) {
     tcase_add_test(faults, resumption_cuts_and_goes_on);
     tcase_add_test(faults, memory_that_runs_out_is_a_status);
     tcase_add_test(model, the_model_scores_again);
+    tcase_add_test(model, another_adapter_is_refused_with_both_digests);
     tcase_add_test(model, another_model_is_refused);
     return suite;
 }

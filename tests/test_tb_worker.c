@@ -505,6 +505,36 @@ START_TEST(test_usage) {
 }
 END_TEST
 
+/* The options that the parser takes, and every status. */
+START_TEST(test_help) {
+    static const char *const name[] = {
+        "--model", "--adapter", "--live", "--swap-rank", "--swap-alpha", "--socket", "--mpi", "--backend", "--threads", "--max-seqs",
+        "--chunk-tokens", "--kv-pages", "--requests", "--greet", "--allow-zero-adapter", "--once", "--own-status", "--protocol", "--help",
+        "exit 0", "exit 1", "exit 2", "exit 3", "exit 4", "exit 5", "exit 6",
+    };
+    char out[8192], source[1 << 15], line[64];
+    FILE *pipe = popen(BITROLL_BINARY_DIR "/bitroll-worker --help 2>&1", "r");
+    FILE *file = fopen(BITROLL_SOURCE_DIR "/trainer_bridge/tb_worker_main.c", "r");
+    ck_assert(pipe && file);
+    out[fread(out, 1, sizeof out - 1, pipe)] = 0;
+    source[fread(source, 1, sizeof source - 1, file)] = 0;
+    ck_assert_int_eq(pclose(pipe), 0);
+    fclose(file);
+    int n_line = 0, n_name = sizeof name / sizeof *name;
+    for (const char *at = out; (at = strchr(at, '\n')) != NULL; at++)
+        n_line++;
+    ck_assert_int_eq(n_line, n_name);
+    for (int i = 0; i < n_name; i++) {
+        snprintf(line, sizeof line, "  %s ", name[i]);
+        ck_assert_msg(strstr(out, line) != NULL, "--help does not tell of %s:\n%s", name[i], out);
+    }
+    for (const char *at = source; (at = strstr(at, "\"--")) != NULL; at += 3) { /* wherever the parser names one */
+        snprintf(line, sizeof line, "  %.*s ", (int)strcspn(at + 1, "\" "), at + 1);
+        ck_assert_msg(strstr(out, line) != NULL, "--help does not tell of%s", line);
+    }
+}
+END_TEST
+
 Suite *test_tb_worker_suite(void) {
     Suite *s = suite_create("tb_worker");
     TCase *t = tcase_create("worker");
@@ -518,6 +548,7 @@ Suite *test_tb_worker_suite(void) {
     tcase_add_test(t, test_what_it_refuses);
     tcase_add_test(t, test_engine_over_mpi);
     tcase_add_test(t, test_usage);
+    tcase_add_test(t, test_help);
     suite_add_tcase(s, t);
     return s;
 }

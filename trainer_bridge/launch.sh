@@ -6,7 +6,7 @@
 # Each rank is watched by a copy of this script, so that neither side waits for one that is gone: when the worker failed or the trainer
 # has ended, the other has so many seconds [15] to find out by its own deadlines, and is killed then. mpirun itself kills nothing. When mpirun
 # or the launcher is gone, however it was killed, both sides get SIGTERM, and are killed after as many seconds.
-# Status: 0; 3 the trainer was killed from outside or went silent; 4 the protocol was broken; 5 the two run different models; 6 the worker
+# Status: 0; 3 the trainer was killed from outside or went silent; 4 the protocol was broken; 5 the two run different models or adapters; 6 the worker
 # failed or was killed; else the trainer's own, or the worker's when it could not start.
 set -euo pipefail
 GRACE=15

@@ -132,6 +132,22 @@ static tb_code compare(const tb_hello *me, const tb_hello *peer) {
     return n ? tb_fail(TB_DIFFERS, "%s and %s do not run the same model; they differ in: %s", who[me->role], who[peer->role], text) : TB_OK;
 }
 
+/* Of a trainer that says which adapters it will send. */
+static tb_code compare_adapters(const tb_hello *trainer, const tb_hello *worker) {
+    const tb_text sent = trainer->alpha, taken = worker->alpha;
+    if (!trainer->rank)
+        return TB_OK;
+    if (!(worker->can & TB_CAN_SWAP))
+        return tb_fail(TB_DIFFERS, "the worker has no adapter that can be swapped: start bitroll-worker with such as --adapter policy= "
+                       "--swap-rank %u --swap-alpha %.*s", trainer->rank, (int)sent.n, sent.p);
+    if (!worker->rank || (worker->rank == trainer->rank && tb_text_equal(sent, taken)))
+        return TB_OK;
+    return tb_fail(TB_DIFFERS, "the trainer's adapters have rank %u and alpha %.*s, the worker's rank %u and alpha %.*s: start bitroll-worker "
+                   "with --swap-rank %u --swap-alpha %.*s, or set r: %u and lora_alpha: %.*s in the trainer's settings",
+                   trainer->rank, (int)sent.n, sent.p, worker->rank, (int)taken.n, taken.p,
+                   trainer->rank, (int)sent.n, sent.p, worker->rank, (int)taken.n, taken.p);
+}
+
 static int take_hello(tb_channel *c, const tb_header *header, const tb_hello *peer) {
     if (peer->role == c->opt.me.role)
         return refuse(c, tb_fail(TB_DIFFERS, "the peer says that it has the same role"));
@@ -140,7 +156,11 @@ static int take_hello(tb_channel *c, const tb_header *header, const tb_hello *pe
     memcpy(c->peer_build, peer->build.p, peer->build.n);
     c->peer_build[peer->build.n] = 0;
     c->peer.build.p = c->peer_build;
-    const tb_code code = compare(&c->opt.me, peer);
+    c->peer.alpha = tb_text_of(""); /* it lies in the frame */
+    const tb_hello *me = &c->opt.me;
+    tb_code code = compare(me, peer);
+    if (code == TB_OK)
+        code = me->role == TB_TRAINER ? compare_adapters(me, peer) : compare_adapters(peer, me);
     if (code != TB_OK)
         return refuse(c, code);
     c->phase = TB_OPEN;

@@ -16,8 +16,9 @@
 
 static const tb_field hello_fields[] = {
     U32(tb_hello, role, TB_TRAINER, TB_WORKER), U32(tb_hello, abi, 0, U32_MAX), U32(tb_hello, can, 0, U32_MAX),
-    U32(tb_hello, pid, 0, U32_MAX), U64(tb_hello, live_version), DIGEST(tb_hello, contract), DIGEST(tb_hello, config),
-    DIGEST(tb_hello, base), DIGEST(tb_hello, tokenizer), DIGEST(tb_hello, adapter), TEXT(tb_hello, build, 0, 64), END};
+    U32(tb_hello, pid, 0, U32_MAX), U32(tb_hello, rank, 0, U32_MAX), U64(tb_hello, live_version), DIGEST(tb_hello, contract),
+    DIGEST(tb_hello, config), DIGEST(tb_hello, base), DIGEST(tb_hello, tokenizer), DIGEST(tb_hello, adapter),
+    TEXT(tb_hello, build, 0, 64), TEXT(tb_hello, alpha, 0, 32), END};
 static const tb_field error_fields[] = {
     U32(tb_error, code, 1, U32_MAX), U32(tb_error, fatal, 0, 1), TEXT(tb_error, text, 0, TB_TEXT_MAX), END};
 static const tb_field bye_fields[] = {TEXT(tb_bye, text, 0, TB_TEXT_MAX), END};

@@ -38,10 +38,10 @@ typedef struct tb_tensors { tb_bytes raw; uint32_t n; } tb_tensors; /* walked by
 typedef enum tb_role { TB_TRAINER = 1, TB_WORKER = 2 } tb_role;
 enum { TB_CAN_GENERATE = 1, TB_CAN_SCORE = 2, TB_CAN_SWAP = 4, TB_CAN_CERTIFY = 8, TB_CAN_IPC = 16, TB_CAN_FULL = 32 };
 typedef struct tb_hello {
-    uint32_t role, abi, can, pid;
+    uint32_t role, abi, can, pid, rank;
     uint64_t live_version;
     br_digest contract, config, base, tokenizer, adapter; /* adapter: of the live version */
-    tb_text build;
+    tb_text build, alpha; /* rank and alpha, as %.17g: of adapters that are swapped; rank 0: nothing is said of them */
 } tb_hello;
 
 typedef struct tb_error { uint32_t code, fatal; tb_text text; } tb_error;

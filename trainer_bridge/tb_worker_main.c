@@ -21,7 +21,8 @@ typedef struct args {
     br_engine_options engine;
     br_adapter_source adapter[ADAPTER_MAX];
     const char *socket, *live;
-    int mpi, rank, requests, greet, once, own_status, protocol; /* mpi: the trainer's rank, -1 none */
+    char alpha[32]; /* of an adapter that starts empty */
+    int mpi, rank, requests, greet, once, own_status, protocol, help; /* mpi: the trainer's rank, -1 none */
 } args;
 
 static const struct {
@@ -45,14 +46,27 @@ static const struct {
     {"--once", "with --socket: end with the first connection"},
     {"--own-status", "with --mpi: end with the status that --socket gives, for a launcher that keeps it from mpirun"},
     {"--protocol", "print the table of messages and end"},
+    {"--help", "print this and end"},
+    {"exit 0", "a trainer said BYE; with --mpi, without --own-status: whatever happened once MPI had started"},
+    {"exit 1", "MPI could not be started"},
+    {"exit 2", "wrong usage, or the model, an adapter or the socket could not be opened"},
+    {"exit 3", "the trainer is lost or was silent; with --socket this, 4 and 5 end the worker only if --once is given"},
+    {"exit 4", "the trainer broke the protocol"},
+    {"exit 5", "the trainer runs another model, or sends other adapters"},
+    {"exit 6", "the engine failed"},
 };
 
 /* ---- arguments ----------------------------------------------------------------------------------------------------------- */
 
+static int print_help(FILE *out) {
+    for (size_t i = 0; i < sizeof help / sizeof help[0]; i++)
+        fprintf(out, "  %-22s %s\n", help[i].name, help[i].help);
+    return 0;
+}
+
 static int usage(const char *what, const char *found) {
     fprintf(stderr, "bitroll-worker: %s%s%s\n", what, found ? ": " : "", found ? found : "");
-    for (size_t i = 0; i < sizeof help / sizeof help[0]; i++)
-        fprintf(stderr, "  %-22s %s\n", help[i].name, help[i].help);
+    (void)print_help(stderr);
     return USAGE;
 }
 
@@ -87,6 +101,8 @@ static int take_flag(args *a, const char *name) {
         a->own_status = 1;
     else if (strcmp(name, "--protocol") == 0)
         a->protocol = 1;
+    else if (strcmp(name, "--help") == 0)
+        a->help = 1;
     else if (strcmp(name, "--allow-zero-adapter") == 0)
         a->engine.allow_zero_adapter = 1;
     else
@@ -134,11 +150,15 @@ static int parse(args *a, int argc, char **argv) {
             return usage("unknown option, or a value that it does not take", argv[i]);
         i++;
     }
-    if (!a->protocol && !a->engine.model_dir)
+    if (a->protocol || a->help)
+        return 0;
+    if (!a->engine.model_dir)
         return usage("--model is needed", NULL);
-    if (!a->protocol && (a->mpi >= 0) == (a->socket != NULL))
+    if ((a->mpi >= 0) == (a->socket != NULL))
         return usage("one of --socket and --mpi is needed", NULL);
     a->greet = a->greet ? a->greet : a->socket ? GREET_SECONDS : GREET_MPI_SECONDS;
+    a->engine.swap_alpha = a->engine.swap_alpha > 0 ? a->engine.swap_alpha : 2 * a->engine.swap_rank;
+    snprintf(a->alpha, sizeof a->alpha, "%.17g", a->engine.swap_alpha);
     return 0;
 }
 
@@ -191,6 +211,10 @@ static br_status introduce(const args *a, const br_engine *engine, tb_session_op
         me->can |= TB_CAN_SWAP | (br_swap_takes_ipc(engine) ? TB_CAN_IPC : 0);
     }
     o->empty = swap.live_version < 0;
+    if (o->empty) { /* one of a folder has a rank and an alpha of its own */
+        me->rank = (uint32_t)a->engine.swap_rank;
+        me->alpha = tb_text_of(a->alpha);
+    }
     me->live_version = swap.live_version > 0 ? (uint64_t)swap.live_version : 0;
     return br_engine_adapter_digest(engine, live_name(a), &me->adapter);
 }
@@ -275,6 +299,8 @@ int main(int argc, char **argv) {
     int n_rank, code = parse(&a, argc, argv);
     if (code != 0)
         return code;
+    if (a.help)
+        return print_help(stdout);
     if (a.protocol)
         return print_protocol();
     if (a.socket)

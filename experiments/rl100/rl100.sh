@@ -6,7 +6,8 @@
 #   BASE      checkpoint of the arithmetic runs            SMALL   checkpoint of the preset small [made]
 #   BACKEND   cuda or oracle [cuda]                        STEPS   of every run [as its file says]
 #   MORE      options of every trainer, such as --resume
-# Nothing is compiled here.
+# Nothing is compiled here. Status 1: a run failed, its name and why are the last lines. A control arm (M1 to M3) has failed when it did not
+# come to its last step, or when its ledger shows no difference.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 out=${1:?rl100.sh OUT [NAME:SEED..]}
@@ -39,18 +40,50 @@ one() { # one NAME SEED: worker and trainer of one run
         --rollout mpi:0 --out "$out/${name}_seed$seed" ${MORE:-}
 }
 
+# fault NAME STATUS VERIFY: in WHY what is wrong with a run that ended with STATUS, whose ledger's verification ended with VERIFY; else empty.
+fault() {
+    local folder=$out/$1
+    WHY=
+    case $1 in
+    M[123]_*) # may miss a bar; from the third step on each of them differs
+        if [ "$2" -gt 1 ] || [ ! -e "$folder/adapter" ]; then
+            WHY="did not come to its last step: status $2, see $folder/log.txt"
+        elif [ "$3" -gt 1 ] || { [ "$3" -eq 0 ] && [ "$(wc -l <"$folder/metrics.csv")" -gt 3 ]; }; then
+            WHY="a control arm whose ledger shows no difference: bitroll verify ended with $3, see $folder/verify.txt"
+        fi
+        ;;
+    *)
+        if [ "$2" -ne 0 ]; then
+            WHY="status $2, see $folder/log.txt"
+        elif [ "$3" -ne 0 ]; then
+            WHY="bitroll verify ended with $3, see $folder/verify.txt"
+        fi
+        ;;
+    esac
+}
+
+jobs=()
 for run in "$@"; do
     mkdir -p "$out/${run%:*}_seed${run#*:}"
     one "${run%:*}" "${run#*:}" >"$out/${run%:*}_seed${run#*:}/log.txt" 2>&1 &
+    jobs+=("$!")
 done
-wait || true
 
-folders=()
+folders=() failed=()
 for run in "$@"; do
-    name=${run%:*}_seed${run#*:}
+    name=${run%:*}_seed${run#*:} status=0 verified=0
+    wait "${jobs[0]}" || status=$?
+    jobs=("${jobs[@]:1}")
     printf '%-16s %s\n' "$name" "$(tail -n 1 "$out/$name/log.txt")"
-    [ ! -e "$out/$name/metrics.csv" ] || cp "$out/$name/metrics.csv" "$out/results/$name.csv"
-    [ ! -e "$out/$name/ledger.h5" ] || "$BITROLL" verify "$out/$name/ledger.h5" >"$out/$name/verify.txt" 2>&1 || true # a control arm fails it
-    [ ! -e "$out/$name/metrics.csv" ] || folders+=("$out/$name")
+    "$BITROLL" verify "$out/$name/ledger.h5" >"$out/$name/verify.txt" 2>&1 || verified=$?
+    fault "$name" "$status" "$verified"
+    [ -z "$WHY" ] || failed+=("$name: $WHY")
+    [ -e "$out/$name/metrics.csv" ] || continue
+    cp "$out/$name/metrics.csv" "$out/results/$name.csv"
+    folders+=("$out/$name")
 done
-[ ${#folders[@]} -eq 0 ] || "$python" -m bitroll.rl.report "${folders[@]}" --out "$out/report"
+[ ${#folders[@]} -eq 0 ] || "$python" -m bitroll.rl.report "${folders[@]}" --out "$out/report" || failed+=("report: not written")
+[ ${#failed[@]} -eq 0 ] || {
+    printf 'rl100: failed: %s\n' "${failed[@]}" >&2
+    exit 1
+}

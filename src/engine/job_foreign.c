@@ -66,6 +66,16 @@ static br_status fill_report(const foreign_files *files, const foreign_result *r
     return lines.status;
 }
 
+/* Two stacks that name their sequences differently. */
+static br_status say_nothing_joined(const char *path_a, const char *path_b, const foreign_files *files) {
+    rollout_seq a, b;
+    rollout_seq_at(files->a, 0, &a);
+    rollout_seq_at(files->b, 0, &b);
+    return br_fail(BR_E_MISMATCH, "%s and %s have no sequence in common: they are joined by (uid, sample), such as ('%.80s', %u) in the first "
+                   "file and ('%.80s', %u) in the second: give equal texts equal uids in both dumps",
+                   path_a, path_b, a.uid, a.sample, b.uid, b.sample);
+}
+
 br_status br_job_parity_foreign(const char *path_a, const char *path_b, br_report *report) {
     br_status status;
     rollout_reader *a = NULL, *b = NULL;
@@ -79,7 +89,9 @@ br_status br_job_parity_foreign(const char *path_a, const char *path_b, br_repor
     foreign_compare(&files, &result);
     BR_TRY_GOTO(fill_report(&files, &result, report), exit);
     report->seconds = report_clock() - begin;
-    if (!result.passed)
+    if (result.n_joined == 0 && result.n_only_a > 0 && result.n_only_b > 0)
+        status = say_nothing_joined(path_a, path_b, &files);
+    else if (!result.passed)
         status = br_fail(BR_E_MISMATCH, "%s and %s: %s", path_a, path_b, result.reason);
 exit:
     foreign_files_close(&files);

@@ -126,12 +126,25 @@ static br_status run_step(rescore *r, int64_t i) {
     return status;
 }
 
+/* The usual reason: of a training run that is done, `adapter` has seen one update more than the last step of the ledger. */
+static br_status say_nothing_fits(const rescore *r) {
+    br_ledger_record last;
+    char given[BR_DIGEST_TEXT_BYTES] = "none", wanted[BR_DIGEST_TEXT_BYTES];
+    int32_t slot;
+    ledger_record_at(r->reader, ledger_step_count(r->reader) - 1, &last);
+    br_digest_text(last.adapter_rollout, wanted);
+    if (r->options->engine.n_adapter > 0 && br_loaded_slot(&r->loaded, r->options->engine.adapter[0].name, &slot) == BR_OK)
+        br_digest_text(br_loaded_adapter_digest(&r->loaded, slot), given);
+    return br_fail(BR_E_MISMATCH, "%s: no step was sampled with an adapter that is given, nothing was computed again: given is %s, the last step ran "
+                   "on %s, which a training run leaves in its folder adapter_last_step", r->options->path, given, wanted);
+}
+
 static br_status run(rescore *r) {
     BR_TRY(open_model(r));
     for (int64_t i = 0; i < ledger_step_count(r->reader); i++)
         BR_TRY(run_step(r, i));
-    if (r->n_step == 0)
-        return br_fail(BR_E_MISMATCH, "%s: no step was sampled with an adapter that is given: nothing was computed again", r->options->path);
+    if (r->n_step == 0 && ledger_step_count(r->reader) > 0)
+        return say_nothing_fits(r);
     BR_TRY(report_line(r->report, "recomputed  %lld sequences of %lld steps: %lld of %lld log-probs differ", (long long)r->n_seq,
                        (long long)r->n_step, (long long)r->n_differ, (long long)r->n_tok));
     return r->n_differ ? BR_E_MISMATCH : BR_OK;

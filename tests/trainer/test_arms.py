@@ -1,4 +1,5 @@
 """Control arms: each has one thing wrong on purpose, and the meters say so at the step at which it begins, and not before."""
+import os
 import types
 import unittest
 
@@ -48,6 +49,14 @@ class Arms(unittest.TestCase):
         self.assertIs(swapped["other"], w)
         arm.sync(2, {**names, "base_model.model.m.lora_B.weight": b * 0}, 0)
         self.assertTrue(torch.equal(swapped["m.weight"], w))
+
+    def test_a_merged_adapter_needs_experts_in_bf16(self):
+        arms.Merged.check(Checkpoint(rl_rig.expanded()))
+        folder = rl_rig.rig.checkpoint("pico")[0]
+        status, said, error = rl_rig.train(rl_rig.config("merged", arm="M1"), os.path.join(rl_rig.rig.PLACE, "merged"))
+        self.assertEqual((status, said), (2, ""), error)
+        self.assertIn(f"train: {folder}: its experts are MXFP4, and arm M1 merges adapters into bf16 ones: first `python -m bitroll.rl.expand "
+                      f"--model {folder} --out {folder}-bf16`, then --rollout-model {folder}-bf16", error)
 
     def test_experts_in_bf16(self):
         packed = Checkpoint(rl_rig.rig.checkpoint("pico")[0])

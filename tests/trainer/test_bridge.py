@@ -2,6 +2,7 @@
 sentence. test_launch is the same over MPI."""
 import contextlib
 import ctypes
+import io
 import itertools
 import os
 import shutil
@@ -17,7 +18,7 @@ from unittest import mock
 import torch
 
 import rig
-from bitroll import abi, in_process, remote_texts, remote_weights, values
+from bitroll import abi, connection, in_process, remote_texts, remote_weights, values
 from bitroll.bridge import Refused, Remote
 from bitroll.digests import NOTHING, adapter_digest, digest_of_bits, weights_digest
 from bitroll.in_process import INITIAL, RESYNC, Engine, Sample
@@ -344,6 +345,20 @@ class Swaps(unittest.TestCase):
             remote.send_chunk = send
             self.assertEqual(remote.swap("policy", 1, other), r.engine.swap("policy", 1, other))
 
+    def test_a_refused_commit_does_not_leave_the_worker_paused(self):
+        with rigged() as r:
+            remote, digest = r.remote(wait_ms=3000), r.engine.swap("policy", 0, version(r.shapes, 0), INITIAL)
+            remote.swap("policy", 0, version(r.shapes, 0), INITIAL)
+            send, other = remote.send, version(r.shapes, 1)
+            for mode in ("stop", "finish-old", "in-flight", "drain"):
+                remote.send = lambda name, *rest, **fields: send("W_ABORT" if name == "W_COMMIT" else name, *rest, **fields)
+                with self.subTest(mode), self.assertRaisesRegex(Refused, "aborted by the trainer; version 0 serves"):
+                    remote.swap("policy", 1, other, mode=mode)
+                remote.send, texts = send, samples(2)
+                remote.generate(texts, "policy", 7, certify=False, max_new=NEW, ignore_eos=1)
+                self.assertEqual(({len(t.logprob) for t in texts}, remote.live_digest("policy")), ({NEW}, digest))
+            self.assertEqual(remote.swap("policy", 1, other), r.engine.swap("policy", 1, other))
+
     def test_a_bit_that_flips_on_the_wire(self):
         """The frame's hash catches it; the connection ends, what was live serves the next one."""
         with rigged() as r:
@@ -527,9 +542,14 @@ class Ends(unittest.TestCase):
 
     def test_nobody_there(self):
         folder, _ = rig.checkpoint("pico")
-        with self.assertRaises(abi.Error) as caught:
-            Remote(rig.LIBRARY, folder, "unix:" + os.path.join(rig.PLACE, "nobody.sock"), wait_ms=100)
+        path, begin = os.path.join(rig.PLACE, "nobody.sock"), time.monotonic()
+        with mock.patch.object(connection, "SAY_MS", 50), contextlib.redirect_stderr(io.StringIO()) as said, self.assertRaises(abi.Error) as caught:
+            Remote(rig.LIBRARY, folder, "unix:" + path, SETTINGS, connect_ms=500)
+        self.assertLess(time.monotonic() - begin, 5)
         self.assertEqual(caught.exception.status, abi.CONSTANTS["BR_E_NOT_FOUND"])
+        self.assertIn(f"{path}: nobody listened there for 0.5 s: start `bitroll-worker --model {folder} --socket {path} --adapter policy= "
+                      f"--swap-rank {rig.RANK} --swap-alpha 64`", str(caught.exception))
+        self.assertEqual(said.getvalue(), f"bitroll: waiting up to 0 s more for a bitroll-worker that listens at {path}\n")
         with self.assertRaisesRegex(ValueError, "expected unix:PATH or mpi:RANK"):
             Remote(rig.LIBRARY, folder, "/no/form")
 
@@ -542,6 +562,25 @@ class Ends(unittest.TestCase):
             for part in ("base weights", rig.LIBRARY.weights_digest(other), r.engine.weights_digest()):
                 self.assertIn(part, str(caught.exception))
             r.remote()  # it serves the next one
+
+    def test_other_adapters(self):
+        """At the greeting, from a worker that serves the next one."""
+        folder, _ = rig.checkpoint("pico")
+        for name, options, sentence in (
+                ("none.sock", [], "the worker has no adapter that can be swapped: start bitroll-worker with such as --adapter policy= --swap-rank 32 "
+                                  "--swap-alpha 64"),
+                ("rank.sock", ["--adapter", "policy=", "--swap-rank", "16"], "the trainer's adapters have rank 32 and alpha 64, the worker's rank "
+                 "16 and alpha 32: start bitroll-worker with --swap-rank 32 --swap-alpha 64, or set r: 16 and lora_alpha: 32 in the trainer's "
+                 "settings")):
+            path = os.path.join(rig.PLACE, name)
+            worker = subprocess.Popen([WORKER, "--model", folder, "--socket", path, "--backend", "oracle", *options], stdout=subprocess.DEVNULL)
+            self.addCleanup(worker.wait)
+            self.addCleanup(worker.kill)
+            with self.assertRaises(abi.Error) as caught:
+                Remote(rig.LIBRARY, folder, "unix:" + path, SETTINGS, wait_ms=20000)
+            self.assertEqual(caught.exception.status, abi.CONSTANTS["BR_E_MISMATCH"])
+            self.assertIn(sentence, str(caught.exception))
+            self.assertIsNone(worker.poll())
 
     def test_another_tokenizer(self):
         other = os.path.join(rig.PLACE, "other-tokenizer")

@@ -275,6 +275,7 @@ class Planted(unittest.TestCase):
         with unittest.mock.patch.object(Engine, "generate", gone), contextlib.redirect_stderr(io.StringIO()) as said:
             self.assertEqual(train.main(arguments), 2)
         self.assertEqual(said.getvalue().splitlines()[-1], "train: the worker is gone")
+        self.assertFalse(os.path.exists(os.path.join(rig.PLACE, "gone")))  # it may begin again
 
 
 if __name__ == "__main__":

@@ -30,6 +30,60 @@ def launched(what, folder, wanted, *options, worker=()):
     return done.returncode, done.stdout, done.stderr
 
 
+# ---- experiments/rl100/rl100.sh --------------------------------------------------------------------------------------------
+
+# In place of Python, bitroll and bitroll-worker. A run's name stands in a file with its status, whether it came to its end, its rows and the status
+# of its ledger's verification.
+STUBS = {
+    "python": """case "$*" in *rl.train*) ;; *) exit 0 ;; esac
+while [ "$1" != --out ]; do shift; done
+read -r status is_done rows verified <"$(dirname "$0")/plan/$(basename "$2")"
+[ "$is_done" = 0 ] || mkdir "$2/adapter"
+[ "$rows" = 0 ] || seq 0 "$rows" >"$2/metrics.csv"
+[ "$rows" = 0 ] || echo "$verified" >"$2/ledger.h5"
+exit "$status"
+""",
+    "bitroll": 'case $1 in verify) [ -e "$2" ] || exit 2; exit "$(cat "$2")" ;; esac\n',
+    "bitroll-worker": ""}
+RUNS = (  # status, done, rows, verify; what is said
+    ("E", 1, "0 1 3 0", None), ("E", 2, "1 1 3 0", "status 1, see "), ("E", 3, "0 1 3 1", "bitroll verify ended with 1, see "),
+    ("ragged", 1, "2 0 0 0", "status 2, see "), ("M1", 1, "1 1 3 1", None), ("M2", 1, "0 1 3 1", None), ("M3", 1, "0 1 2 0", None),
+    ("M1", 2, "0 1 3 0", "a control arm whose ledger shows no difference: bitroll verify ended with 0"),
+    ("M2", 2, "1 0 2 1", "did not come to its last step: status 1"), ("M3", 2, "2 1 3 1", "did not come to its last step: status 2"))
+
+
+class Rl100(unittest.TestCase):
+    def rl100(self, runs):
+        """(status, what failed, by name)."""
+        with tempfile.TemporaryDirectory() as place:
+            for name, text in STUBS.items():
+                path = os.path.join(place, name)
+                with open(path, "w", encoding="ascii") as file:
+                    file.write("#!/bin/sh\n" + text)
+                os.chmod(path, 0o755)
+            os.mkdir(os.path.join(place, "plan"))
+            for name, seed, plan, _ in runs:
+                with open(os.path.join(place, "plan", f"{name}_seed{seed}"), "w", encoding="ascii") as file:
+                    file.write(plan + "\n")
+            command = [os.path.join(rig.TREE, "experiments", "rl100", "rl100.sh"), os.path.join(place, "out"), *(f"{r[0]}:{r[1]}" for r in runs)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=100,
+                                  env={**os.environ, "PYTHON": os.path.join(place, "python"), "BUILD": place, "BASE": place})
+            failed = dict(re.findall(r"(?m)^rl100: failed: (\w+): (.*)$", done.stderr))
+            return done.returncode, failed, done.stdout + done.stderr
+
+    def test_runs_that_failed_are_named(self):
+        status, failed, said = self.rl100(RUNS)
+        self.assertEqual(status, 1, said)
+        wanted = {f"{name}_seed{seed}": why for name, seed, _, why in RUNS if why}
+        self.assertEqual(failed.keys(), wanted.keys(), said)
+        for name, why in wanted.items():
+            self.assertIn(why, failed[name])
+
+    def test_control_arms_that_ended_as_designed_are_no_failure(self):
+        status, failed, said = self.rl100([run for run in RUNS if not run[3]])
+        self.assertEqual((status, failed), (0, {}), said)
+
+
 class Mpi(unittest.TestCase):
     def test_the_engines_bytes(self):
         folder, _ = rig.checkpoint("pico")

@@ -10,7 +10,7 @@ import sys
 import unittest
 
 import rig
-from bitroll.rl import report
+from bitroll.rl import metrics, report
 from tensorboardX.proto import event_pb2
 
 os.environ["BITROLL"] = rig.BITROLL
@@ -147,6 +147,17 @@ class ManyRuns(unittest.TestCase):
             file.write("4,1\n")
         with self.assertRaisesRegex(ValueError, "line 6 has too few fields"):
             report.Run(torn)
+        for name, data, sentence in (("wide", b"step,k3\n0," + b"1" * 200_000 + b"\n", "no table: field larger than field limit"),
+                                     ("mac", b"step,k3\r0,1\r1,1\n", "no table: new-line character seen in unquoted field"),
+                                     ("ragged", b"\x89HDF\r\n1,2\n", "line 2 has too many fields: expected one a column"),
+                                     ("bytes", b"\0\1\xff\n\0\n", "could not convert string to float"), ("empty", b"", "no step was recorded")):
+            path = os.path.join(run_folder("table-" + name), "metrics.csv")
+            with open(path, "wb") as file:
+                file.write(data)
+            with self.subTest(name), self.assertRaisesRegex(ValueError, "^" + re.escape(f"{path}: {sentence}")):
+                report.Run(os.path.dirname(path))
+            with self.subTest(name), self.assertRaisesRegex(ValueError, "^" + re.escape(path) + ": "):
+                metrics.Table(path, 1)  # a run that goes on
         for name, settings, sentence in (("list", "[1]", "run.yaml: expected a mapping, found list"), ("open", "[1", "run.yaml: not YAML")):
             folder = run_folder(name)
             with open(os.path.join(folder, "run.yaml"), "w", encoding="utf-8") as file:

@@ -1,5 +1,6 @@
 """A trainer killed with SIGKILL at each place of a step and started again ends as one that was never killed: the same adapter, the same rows,
 the same root of the ledger. The worker lives on, and a new one does as well; a plain mpirun, which kills the worker with it, is run again."""
+import fcntl
 import json
 import os
 import shlex
@@ -7,9 +8,11 @@ import signal
 import subprocess
 import sys
 import unittest
+import unittest.mock
 
 import rig
 import rl_rig
+import torch
 from bitroll.ledger import Ledger
 from bitroll.rl import lock, metrics, resume
 
@@ -147,12 +150,21 @@ class Folder(unittest.TestCase):
         with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
             self.assertEqual(file.read(), "")
 
-    def test_settings_of_another_run_are_refused_by_the_ledger(self):
-        out = os.path.join(rig.PLACE, "again")
-        self.assertEqual(rl_rig.train(rl_rig.config("again", **SMALL, steps=2), out)[0], 0)
-        status, _, error = rl_rig.train(rl_rig.config("again", **SMALL, steps=3, seed=2), out, "--resume")
-        self.assertEqual(status, 2, error)
-        self.assertIn("ledger.h5", error)
+    def test_settings_of_another_run_are_named(self):
+        """Fewer steps than are done are one of them."""
+        out, (status, said, error) = self.two_steps("again")
+        self.assertEqual(status, 0, said + error)
+        for changes, arguments, sentence in (
+                (dict(seed=2, lora=dict(r=16), optimizer=dict(betas=[0.9, 0.99])), (),
+                 r"again: --resume goes on with the settings that the run began with: lora\.r was 32, is 16; optimizer\.betas was \[0\.9, 0\.95\], "
+                 r"is \[0\.9, 0\.99\]; seed was 1, is 2: give those, or begin again in another folder\n"),
+                ({}, ("--steps", "1"), "again: 2 steps are done: expected as many or more, not 1\n")):
+            with self.subTest(changes=changes):
+                status, said, error = self.two_steps("again", "--resume", *arguments, **changes)[1]
+                self.refused(said, status, error, sentence)
+        os.unlink(os.path.join(out, "run.yaml"))
+        status, said, error = self.two_steps("again", "--resume", seed=2)[1]
+        self.refused(said, status, error, "ledger.h5: cannot resume: its config digest")
 
     def two_steps(self, name, *arguments, **changes):
         """(folder, what a trainer of two steps ended with)."""
@@ -172,7 +184,7 @@ class Folder(unittest.TestCase):
         status, said, error = self.two_steps("proved", "--seed", "2")[1]
         self.refused(said, status, error, "ledger.h5: there already: expected --resume")
         status, said, error = self.two_steps("proved", "--seed", "2", "--resume")[1]
-        self.refused(said, status, error, "ledger.h5: cannot resume: its config digest")
+        self.refused(said, status, error, "--resume goes on with the settings that the run began with: seed was 1, is 2")
         os.rename(os.path.join(out, "checkpoint"), os.path.join(out, "elsewhere"))
         status, said, error = self.two_steps("proved", "--resume")[1]
         self.refused(said, status, error, "checkpoint: is not there, but ledger.h5 has 2 steps: put it back, or begin again in another folder")
@@ -226,15 +238,52 @@ class Folder(unittest.TestCase):
             first.communicate()
         os.close(lock.hold(out))
 
+    def test_a_lock_whose_file_is_gone_is_none(self):
+        """That of a start which failed and took its file away while another waited to look at it."""
+        folder = os.path.join(rig.PLACE, "gone-lock")
+        os.makedirs(folder)
+        flock, handles = fcntl.flock, []
+
+        def late(handle, how):
+            flock(handle, how)
+            handles.append(handle)
+            if len(handles) == 1:
+                os.unlink(os.path.join(folder, lock.FILE))
+        with unittest.mock.patch.object(fcntl, "flock", late):
+            handle = lock.hold(folder)
+        with self.assertRaisesRegex(lock.Held, f"pid {os.getpid()}"):
+            lock.hold(folder)
+        os.close(handle)
+        self.assertEqual(len(handles), 2)
+
+    def test_no_worker(self):
+        path = os.path.join(rig.PLACE, "no-worker.sock")
+        out, (status, said, error) = self.two_steps("no-worker", "--rollout", "unix:" + path, "--wait", "0.2")
+        self.refused(said, status, error, f"{path}: nobody listened there for 0.2 s: start `bitroll-worker --model ")
+        self.assertFalse(os.path.exists(out))
+
     def test_a_run_of_one_step_is_done(self):
         status, said, error = rl_rig.train(rl_rig.config("one"), os.path.join(rig.PLACE, "one"), "--steps", "1")
         self.assertEqual(status, 0, said + error)
         self.assertEqual([line.split(": ")[-1] for line in said.splitlines() if line.startswith("----")], ["needs 2 steps, the run has 1"] * 2 +
                          ["needs 100 steps, the run has 1"])
 
+    @unittest.skipIf(torch.cuda.is_available(), "there is a GPU")
+    def test_a_gpu_that_is_not_there(self):
+        out, (status, said, error) = self.two_steps("no-gpu", backend="cuda")
+        self.refused(said, status, error, "backend cuda: torch finds no GPU on this machine: give --backend oracle")
+        self.assertFalse(os.path.exists(out))
+
     def test_texts_that_do_not_fit_end_the_run_in_a_sentence(self):
-        status, said, error = self.two_steps("long", batch=dict(prompts=4, samples=4, prompt_tokens=[60, 60], max_tok=64))[1]
-        self.refused(said, status, error, r"step 0: texts may get \d+ tokens long, expected at most batch.max_tok \(64\)")
+        """A start that fails leaves nothing of its own."""
+        kept = os.path.join(rig.PLACE, "long-kept")
+        os.makedirs(os.path.join(kept, "checkpoint.part", "notes"))
+        with open(os.path.join(kept, "log.txt"), "w", encoding="ascii"):
+            pass
+        for name in ("long", "long-kept"):
+            out, (status, said, error) = self.two_steps(name, batch=dict(prompts=4, samples=4, prompt_tokens=[60, 60], max_tok=64))
+            self.refused(said, status, error, r"step 0: texts may get \d+ tokens long, expected at most batch.max_tok \(64\)")
+            self.assertEqual(os.listdir(out) if os.path.exists(out) else None, ["log.txt"] if name == "long-kept" else None)
 
     def test_a_worker_lost_in_a_step_ends_the_run_in_a_sentence(self):
         worker = rl_rig.Worker("lost.sock")

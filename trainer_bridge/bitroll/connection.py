@@ -3,6 +3,7 @@ worker says of an error is the exception's sentence."""
 import collections
 import ctypes
 import os
+import sys
 import time
 
 from . import abi
@@ -11,6 +12,7 @@ from .wire import C, S, TYPE, TYPE_NAME, Bridge, made, text_at
 
 CODE_NAME = {value: name[3:] for name, value in abi.ENUMS["tb_code"].items()}
 SLICE_MS, FINISH_MS = 1000, 60000
+CONNECT_SLICE_MS, SAY_MS = 100, 5000  # between two looks at the socket; before it is said that nobody listens there
 GONE = (C["TB_LOST"], C["TB_SILENT"])  # ends of a connection that the worker does not know of
 
 Hello = collections.namedtuple("Hello", "pid can contract base adapter live_version")
@@ -37,18 +39,21 @@ def file_digest(library, model_dir, name):
 
 
 class Connection:
-    """address: "unix:PATH" or "mpi:RANK" of a bitroll-worker that runs the checkpoint at model_dir. wait_ms: deadline of the greeting, for
-    which the worker may have to load first, and of every answer; dead_ms: silence that ends the connection; grant_bytes: results that may
-    wait here [16 MiB]. Over MPI a process has one. Busy: the worker serves another trainer. A message of the type NAME goes to the method take_name, or is an answer."""
+    """address: "unix:PATH" or "mpi:RANK" of a bitroll-worker that runs the checkpoint at model_dir. connect_ms: how long nobody may listen at a
+    PATH, as while the worker loads; wait_ms: deadline of the greeting and of every answer; dead_ms: silence that ends the connection;
+    grant_bytes: results that may wait here [16 MiB]; rank, alpha: of adapters that will be sent, compared with the worker's; rank 0: none. Over
+    MPI a process has one. Busy: the worker serves another trainer. A message of the type NAME goes to the method take_name, or is an
+    answer."""
 
-    def __init__(self, library, model_dir, address, wait_ms=600_000, dead_ms=10_000, grant_bytes=0):
+    def __init__(self, library, model_dir, address, connect_ms=60_000, wait_ms=600_000, dead_ms=10_000, grant_bytes=0, rank=0, alpha=0.0):
         self.library, self.wait_ms, self.is_mpi = library, wait_ms, address.startswith("mpi:")
         self.bridge, self.trainer, self.event, self.is_answered = Bridge(library), ctypes.c_void_p(), S["tb_event"](), False
         me = made("hello", abi=abi.ABI_VERSION, pid=os.getpid(), build=library.c.br_version().decode(), contract=library.contract_digest(),
                   base=library.weights_digest(model_dir), config=file_digest(library, model_dir, "config.json"),
-                  tokenizer=file_digest(library, model_dir, "tokenizer.json"))
+                  tokenizer=file_digest(library, model_dir, "tokenizer.json"), rank=rank, alpha=f"{alpha:.17g}")
         options = S["tb_trainer_options"](me=me, dead_ms=dead_ms, wait_ms=wait_ms, grant_bytes=grant_bytes)
-        transport = self.bridge.transport(address, wait_ms)
+        adapter = f" --adapter policy= --swap-rank {rank} --swap-alpha {alpha:g}" if rank else ""
+        transport = self.transport(address, connect_ms, f"bitroll-worker --model {model_dir} --socket {address[5:]}{adapter}")
         status = self.bridge.c.tb_trainer_open(transport, ctypes.byref(options), ctypes.byref(self.trainer))
         if status and status != C["BR_E_IO"]:
             self.finish_mpi()  # the worker knows, and ends as well
@@ -56,6 +61,24 @@ class Connection:
         worker = self.bridge.c.tb_trainer_worker(self.trainer).contents
         contract, base, adapter = map(abi.text_of, (worker.contract, worker.base, worker.adapter))
         self.hello = Hello(worker.pid, worker.can, contract, base, adapter, None if adapter == NOTHING else worker.live_version)
+
+    def transport(self, address, connect_ms, command):
+        """command: of a worker that would listen there."""
+        begin, is_said = time.monotonic(), False
+        while True:
+            left_ms = connect_ms - 1000 * (time.monotonic() - begin)
+            try:
+                return self.bridge.transport(address, int(max(0, min(left_ms, CONNECT_SLICE_MS))))
+            except abi.Error as error:
+                if error.status != C["BR_E_NOT_FOUND"]:
+                    raise
+                if left_ms <= 0:
+                    raise abi.Error(error.status, f"{address[5:]}: nobody listened there for {connect_ms / 1000:g} s: start `{command}`, or give "
+                                                  "more time if it loads for longer") from None
+            if not is_said and connect_ms - left_ms >= SAY_MS:
+                is_said = True
+                print(f"bitroll: waiting up to {left_ms / 1000:.0f} s more for a bitroll-worker that listens at {address[5:]}", file=sys.stderr,
+                      flush=True)
 
     def close(self):
         """BYE, if the worker still listens; over MPI the end of the job's communication as well."""

@@ -34,7 +34,8 @@ class Weights(Connection):
     """settings: lora.Settings of the adapter that is swapped."""
 
     def __init__(self, library, model_dir, address, settings=None, **limits):
-        super().__init__(library, model_dir, address, **limits)
+        adapters = dict(rank=settings.rank, alpha=settings.alpha) if settings else {}
+        super().__init__(library, model_dir, address, **adapters, **limits)
         self.settings, self.live_version, self.base_digest = settings, self.hello.live_version, self.hello.base
         self.opens = bool(self.hello.can & C["TB_CAN_IPC"])  # the worker opens our GPU memory
         self.shapes, self.in_force = {}, {}  # of adapters: {PEFT name: shape}; {kind: (names, hash of the manifest)}

@@ -18,8 +18,12 @@ import os
 import sys
 import warnings
 
-import h5py
-import numpy as np
+try:
+    import h5py
+    import numpy as np
+    MISSING = None
+except ModuleNotFoundError as error:
+    MISSING = error.name
 
 KINDS = ("full_softmax_over_T", "raw", "processed")
 UNSCORED, NOT_A_NUMBER = 0x7FC00000, 0xFFC00000  # a NaN of the dump must not read as a log-prob that is not there
@@ -255,6 +259,8 @@ def run(source, description, read, sides=True, alignment=True):
     args = parser.parse_args()
     options, texts = Options(args), []
     try:
+        if MISSING:
+            raise Refused(f"this Python has no {MISSING}, which the importers need: {sys.executable} -m pip install h5py numpy")
         kind = options.kind(args.dump)
         take(read, options, texts)
         if not texts:

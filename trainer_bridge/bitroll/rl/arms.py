@@ -4,6 +4,7 @@ from .. import functions, peft
 from ..digests import NOTHING
 from ..names import low_ranks
 from ..torch_ops import TorchLinear
+from .expand import PACKED
 
 
 class Exact:
@@ -13,6 +14,10 @@ class Exact:
 
     def __init__(self, engine, policy, rollout_base):
         self.engine, self.policy, self.rollout_base = engine, policy, rollout_base
+
+    @staticmethod
+    def check(rollout_base):
+        """Can the rollout of this arm run on that checkpoint? Asked before anything is loaded."""
 
     @staticmethod
     def functions():
@@ -42,6 +47,14 @@ class Merged(Exact):
     """M1: s B A is added to the base's weights, rounded to bf16, and the rollout runs without an adapter. The engine's checkpoint has its
     experts in bf16 (bitroll.rl.expand)."""
     name, adapter, stops, has_adapter = "M1", "base", False, False
+
+    @staticmethod
+    def check(rollout_base):
+        if any(name.endswith(PACKED) for name in rollout_base.tensors):
+            model = rollout_base.dir.rstrip("/")
+            raise ValueError(f"{model}: its experts are MXFP4, and arm M1 merges adapters into bf16 ones: first "
+                             f"`python -m bitroll.rl.expand --model {model} --out {model}-bf16`, then --rollout-model {model}-bf16, which is also "
+                             "the --model of a bitroll-worker")
 
     def sync(self, number, tensors, flags):
         if not number:  # version 0 is the base as it was loaded, and B is zero there

@@ -13,11 +13,12 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 
 from ..ledger import n_step_of
+from . import lock
 
 # Megatron starts a process for a queue even where it writes in this one; after MPI has started, no process may be forked.
 filesystem_async._results_queue = queue.SimpleQueue()
 
-CHECKPOINT, LEDGER = "checkpoint", "ledger.h5"  # in a run's folder
+CHECKPOINT, LEDGER, TABLE, ECHO = "checkpoint", "ledger.h5", "metrics.csv", "run.yaml"  # in a run's folder
 METADATA = dict(non_homogeneous_layers=True)
 RUN = "run.json"
 UNREADABLE = "cannot be read as a checkpoint of this run"
@@ -106,6 +107,21 @@ def check(out, library, every):
         raise Failed(f"{is_of}: put back the {LEDGER} that was written beside it, or begin again in another folder")
     if n_recorded > due:
         raise Failed(f"{is_of}, and the next was due at {due}: put the last one back, or begin again in another folder")
+
+
+def forget(out, is_new, stood, library):
+    """After a start that recorded no step: what it made in a run's folder goes, a new folder as well. stood: names of what was there before."""
+    ledger = os.path.join(out, LEDGER)
+    if LEDGER in stood or (os.path.exists(ledger) and n_step_of(library, ledger)):
+        return
+    for name in {name + end for name in (LEDGER, CHECKPOINT, TABLE, ECHO) for end in ("", ".part")}.difference(stood) | {lock.FILE}:
+        path = os.path.join(out, name)
+        if os.path.isdir(path):
+            shutil.rmtree(path)
+        elif os.path.exists(path):
+            os.unlink(path)
+    if is_new and not os.listdir(out):
+        os.rmdir(out)
 
 
 def header(folder):

@@ -161,6 +161,29 @@ class Settings:
         return yaml.safe_dump(self.values, sort_keys=True)
 
 
+def flat(values, path=""):
+    """{path of a key: value} of settings in sections."""
+    found = {}
+    for key, value in values.items():
+        found.update(flat(value, f"{path}{key}.") if isinstance(value, dict) else {path + str(key): value})
+    return found
+
+
+def differing(path, settings):
+    """Of the settings that a run was begun with, echoed at path: what is chained and is another now, each "key was A, is B". What is no
+    echo any more says nothing: the ledger knows their digest."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            echo = yaml.safe_load(file)
+    except (OSError, yaml.YAMLError, ValueError, RecursionError):
+        return []
+    if not isinstance(echo, dict):
+        return []
+    was, now = (flat({k: v for k, v in values.items() if k not in NOT_CHAINED}) for values in (echo, settings.values))
+    return [f"{key} was {was.get(key, 'not there')}, is {now.get(key, 'not there')}" for key in sorted(was.keys() | now.keys())
+            if was.get(key) != now.get(key)]
+
+
 class Loader(yaml.SafeLoader):
     """YAML of which nothing is dropped in silence, with 1e-3 a number as it is everywhere else."""
 

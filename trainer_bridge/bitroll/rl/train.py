@@ -1,6 +1,7 @@
 """A training run: `python -m bitroll.rl.train --config F.yaml --model CHECKPOINT --out DIR`. A line a step; the last line says what the
 ledger says. Leaves in DIR the settings (run.yaml), metrics.csv, ledger.h5, checkpoint/, adapter/ (the policy after the last update) and
-adapter_last_step/ (the one that the last step of the ledger ran on: what `bitroll verify --adapter` wants).
+adapter_last_step/ (the one that the last step of the ledger ran on: what `bitroll verify --adapter` wants). A start that fails before it
+has recorded a step leaves nothing.
 
 Exit status: 0 done; 1 a step of the exact arm did not certify, a gradient was not finite, or a bar was missed; 2 usage or environment, a
 worker that is gone among them; 7 the worker serves another trainer."""
@@ -8,6 +9,8 @@ import argparse
 import contextlib
 import os
 import sys
+
+import torch
 
 from .. import abi, mcore, peft
 from ..bridge import Busy, Remote
@@ -32,6 +35,7 @@ def arguments(argv):
     p.add_argument("--backend", choices=("oracle", "cuda"))
     p.add_argument("--resume", action="store_true", help="go on after the last checkpoint of --out")
     p.add_argument("--rollout", metavar="ADDRESS", help="of a bitroll-worker, unix:PATH or mpi:RANK [an engine in this process]")
+    p.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="for a bitroll-worker to listen at unix:PATH [60]")
     return p.parse_args(argv)
 
 
@@ -39,7 +43,7 @@ def open_rollout(args, settings, policy):
     """The rollout engine: a worker's, or one in this process."""
     model = args.rollout_model or args.model
     if args.rollout:
-        return Remote(policy.library, model, args.rollout, policy.lora)
+        return Remote(policy.library, model, args.rollout, policy.lora, connect_ms=1000 * args.wait)
     return Engine(policy.library, model, {"policy": None}, swap_rank=settings.lora["r"], swap_alpha=settings.lora["lora_alpha"],
                   backend=settings.backend, max_seqs=settings.engine.max_seqs, chunk_tokens=settings.engine.chunk_tokens, n_thread=settings.threads)
 
@@ -50,6 +54,11 @@ def task_of(settings, policy):
     return LowerHalf(settings.seed, policy.model.model_config.n_vocab, settings.batch.prompt_tokens)
 
 
+def check_machine(settings):
+    if settings.backend == "cuda" and not torch.cuda.is_available():
+        raise ValueError("backend cuda: torch finds no GPU on this machine: give --backend oracle")
+
+
 class Run:
     """A run's folder and its parts."""
 
@@ -57,19 +66,23 @@ class Run:
         self.settings, self.out = settings, args.out
         library, arm = abi.Library(), arms.ARMS[settings.arm]
         with contextlib.ExitStack() as opened:  # of a run that does not come to stand, too, a worker is told that it ends
+            is_new = not os.path.exists(self.out)
             os.makedirs(self.out, exist_ok=True)
             opened.callback(os.close, lock.hold(self.out))
             self.check_folder(library, args.resume)
+            opened.callback(resume.forget, self.out, is_new, os.listdir(self.out), library)
+            rollout_base = Checkpoint(args.rollout_model or args.model)
+            arm.check(rollout_base)
             self.policy = opened.enter_context(contextlib.closing(Policy(library, args.model, settings, arm.functions())))
             self.engine = opened.enter_context(contextlib.closing(open_rollout(args, settings, self.policy)))
-            self.arm = arm(self.engine, self.policy, Checkpoint(args.rollout_model or args.model))
+            self.arm = arm(self.engine, self.policy, rollout_base)
             self.n_step = self.begin_from_checkpoint()
             if settings.steps < self.n_step:
                 raise ValueError(f"{self.out}: {self.n_step} steps are done: expected as many or more, not {settings.steps}")
             self.grpo = Grpo(self.engine, self.policy, self.arm, task_of(settings, self.policy), settings, args.resume)
             self.ledger = opened.enter_context(self.open_ledger(library))
-            self.table = opened.enter_context(contextlib.closing(metrics.Table(self.path("metrics.csv"), self.n_step)))
-            with open(self.path("run.yaml"), "w", encoding="utf-8") as file:
+            self.table = opened.enter_context(contextlib.closing(metrics.Table(self.path(resume.TABLE), self.n_step)))
+            with open(self.path(resume.ECHO), "w", encoding="utf-8") as file:
                 file.write(settings.echo)
             self.close = opened.pop_all().close
 
@@ -79,6 +92,10 @@ class Run:
         for path in (self.path(resume.LEDGER), self.path(resume.CHECKPOINT)):
             if os.path.exists(path) and not resumes:
                 raise ValueError(f"{path}: there already: expected --resume, or a folder that holds no run")
+        others = run_settings.differing(self.path(resume.ECHO), self.settings) if os.path.exists(self.path(resume.LEDGER)) else []
+        if others:
+            raise ValueError(f"{self.out}: --resume goes on with the settings that the run began with: {'; '.join(others)}: give those, or begin "
+                             "again in another folder")
         resume.check(self.out, library, self.settings.checkpoint_every)
 
     def begin_from_checkpoint(self):
@@ -138,7 +155,7 @@ class Run:
 
     def bars(self):
         """Prints what the run must show; whether it does."""
-        found = bars.lines(metrics.read(self.path("metrics.csv")), *bars.moved(self.policy.model))
+        found = bars.lines(metrics.read(self.path(resume.TABLE)), *bars.moved(self.policy.model))
         for bar in found:
             print(bars.line(*bar), flush=True)
         return bars.met(found)
@@ -172,6 +189,7 @@ def main(argv=None):
     args = arguments(argv)
     try:
         settings = run_settings.load(args.config, arm=args.arm, seed=args.seed, steps=args.steps, backend=args.backend)
+        check_machine(settings)
         with contextlib.closing(Run(args, settings)) as run:
             run.steps()
             met = run.bars()
@@ -181,7 +199,7 @@ def main(argv=None):
     except (OSError, KeyError, ValueError, abi.Error) as error:
         print(f"train: {sentence(error)}", file=sys.stderr)
         return 7 if isinstance(error, Busy) else 2
-    print(last_line(metrics.read(run.path("metrics.csv"))), flush=True)
+    print(last_line(metrics.read(run.path(resume.TABLE))), flush=True)
     return 0 if met else 1
 
 
