@@ -4,8 +4,8 @@
  * Grid: three blocks of 256 threads an SM, each a run of neighbouring items (tile, slab of 128 or 256 outputs), so that a tile's
  * places change rarely. Shared memory: the rows of the tile's up to eight places over all k. A warp is alone with 16 outputs of two
  * maps, or 32 of one: its codes come from memory straight into the registers of its A fragments, FEW_AHEAD chunks of 64 k
- * ahead, across items; no barrier but where the tile changes. T may still be made while the first item is multiplied. Order of an output: k ascending in blocks of 16 by mma.sync, then the
- * k-blocks of its row's adapter (N-CHAIN). */
+ * ahead, across items; no barrier but where the tile changes. T may still be made while the first item is multiplied. Order of an
+ * output: k ascending in blocks of 16 by mma.sync, then the k-blocks of its row's adapter (N-CHAIN). */
 #ifndef BI_EXPERTS_FEW_CUH
 #define BI_EXPERTS_FEW_CUH
 

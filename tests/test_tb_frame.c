@@ -1,4 +1,4 @@
-/* The bytes of the bridge: headers, CRC, the table of messages. Everything that can be wrong with a frame is refused by name. */
+/* The bytes of the bridge: headers, CRC, the table of messages, what a greeting refuses. Everything that can be wrong with a frame is refused by name. */
 #include "tb_rig.h"
 #include "test_support.h"
 
@@ -314,6 +314,45 @@ START_TEST(test_buffer_fails_for_good) {
 }
 END_TEST
 
+/* ---- greetings ------------------------------------------------------------------------------------------------------------- */
+
+/* Both sides say it: here is no worker, only the channel of either. */
+START_TEST(test_hello_names_adapters_that_differ) {
+    static const struct { uint32_t sent; const char *sent_alpha; uint32_t can, taken; const char *taken_alpha, *said; } want[] = {
+        {0, "", 0, 0, "", NULL},
+        {0, "", TB_CAN_SWAP, 32, "64", NULL},
+        {32, "64", TB_CAN_SWAP, 32, "64", NULL},
+        {16, "8", TB_CAN_SWAP, 0, "", NULL}, /* an adapter of a folder: the manifest tells */
+        {16, "0.1", 0, 0, "", "no adapter that can be swapped: start bitroll-worker with such as --adapter policy= --swap-rank 16 --swap-alpha 0.1"},
+        {16, "64", TB_CAN_SWAP, 32, "64", "the trainer's adapters have rank 16 and alpha 64, the worker's rank 32 and alpha 64: start bitroll-worker "
+         "with --swap-rank 16 --swap-alpha 64, or set r: 32 and lora_alpha: 64 in the trainer's settings"},
+        {32, "16", TB_CAN_SWAP, 32, "64", "rank 32 and alpha 16, the worker's rank 32 and alpha 64"},
+    };
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++)
+        for (tb_role me = TB_TRAINER; me <= TB_WORKER; me++) {
+            tb_hello side[TB_WORKER + 1] = {[TB_TRAINER] = rig_hello(TB_TRAINER), [TB_WORKER] = rig_hello(TB_WORKER)};
+            tb_buffer out = {0};
+            side[TB_TRAINER].rank = want[i].sent;
+            side[TB_WORKER].rank = want[i].taken;
+            side[TB_WORKER].can = want[i].can;
+            side[TB_TRAINER].alpha = tb_text_of(want[i].sent_alpha);
+            side[TB_WORKER].alpha = tb_text_of(want[i].taken_alpha);
+            tb_channel c = {.opt = {.me = side[me], .session = 7, .dead_ms = 1000}};
+            tb_header h = {.major = TB_MAJOR, .type = me == TB_TRAINER ? TB_HELLO_ACK : TB_HELLO, .session = 7};
+            unsigned char head[TB_HEADER_BYTES];
+            tb_message m = {.hello = side[TB_TRAINER + TB_WORKER - me]};
+            tb_message_encode((tb_type)h.type, &m, &out);
+            tb_header_seal(&h, out.bytes, out.n, head);
+            tb_channel_open(&c, 0);
+            (void)tb_channel_receive(&c, 0, &h, out.bytes, out.n, &m);
+            ck_assert_msg(c.phase == (want[i].said ? TB_CLOSED : TB_OPEN), "%zu: %s", i, c.sentence);
+            ck_assert_msg(!want[i].said || (c.end == TB_DIFFERS && strstr(c.sentence, want[i].said)), "%zu: %s", i, c.sentence);
+            tb_buffer_close(&out);
+            tb_channel_free(&c);
+        }
+}
+END_TEST
+
 Suite *test_tb_frame_suite(void) {
     Suite *s = suite_create("tb_frame");
     TCase *t = tcase_create("frames");
@@ -331,6 +370,7 @@ Suite *test_tb_frame_suite(void) {
     tcase_add_test(t, test_tensors_out_of_bounds);
     tcase_add_test(t, test_random_bytes);
     tcase_add_test(t, test_buffer_fails_for_good);
+    tcase_add_test(t, test_hello_names_adapters_that_differ);
     suite_add_tcase(s, t);
     return s;
 }

@@ -5,13 +5,14 @@
 #   slice      slice-full, 1 to 256 sequences a step                     swap      swaps, digests of live memory, streaming, and their times
 #   slice-oracle  some of it computed again by the oracle: 90 GB of host memory, minutes of 16 cores
 #   base       the committed base model, trained again                   train     GRPO with ragged and with long prompts
+#   model      the trainer's model and its gradients beside the oracle; swaps and texts over the bridge, values by CUDA IPC
 #   bench      every row beside its peer, with torch also forwards       sanitize  the four tools of compute-sanitizer
 set -euo pipefail
 tree=$(cd "$(dirname "$0")/../.." && pwd)
 build=${BUILD:-$tree/build}
 out=${1:?all.sh OUT [PART..]}
 shift
-[ $# -gt 0 ] || set -- suites ends slice slice-oracle swap base train bench sanitize
+[ $# -gt 0 ] || set -- suites ends slice slice-oracle swap base train model bench sanitize
 commit=${COMMIT:-$(git -C "$tree" rev-parse --short HEAD 2>/dev/null || true)}
 mkdir -p "$out"
 out=$(cd "$out" && pwd) # parts run elsewhere
@@ -40,6 +41,16 @@ train() {
     done
 }
 
+model() {
+    local python test
+    python=${PYTHON:-$("$tree/trainer_bridge/environment.sh")}
+    export BITROLL=$build/bitroll BITROLL_LIBRARY=$build/libbitroll.so BITROLL_BACKEND=${BITROLL_BACKEND:-cuda}
+    for test in forward recompute gradient dump; do
+        "$python" -W ignore "$tree/tests/trainer/test_$test.py"
+    done
+    "$python" -W ignore "$tree/tests/trainer/test_bridge.py" -k test_the_engines_bytes
+}
+
 # The forward passes that have a peer of their own, into the same table.
 bench() {
     local python=${PYTHON:-python3} trainer table=(--csv "$out/bench.csv" --commit "$commit")
@@ -62,6 +73,7 @@ part() {
     swap) "$build/bitroll_cuda_swap" --csv "$out/swap.csv" --commit "$commit" ;;
     base) base ;;
     train) train ;;
+    model) model ;;
     bench) bench ;;
     sanitize) "$tree/tests/cuda/sanitize.sh" "$build/bitroll_cuda_tests" ;;
     *)

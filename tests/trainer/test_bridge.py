@@ -27,7 +27,7 @@ from bitroll.wire import TYPE
 
 WORKER = os.path.join(os.path.dirname(rig.BITROLL), "bitroll-worker")
 SETTINGS = types.SimpleNamespace(rank=rig.RANK, alpha=rig.ALPHA, rslora=False)
-OPTIONS = ["--adapter", "policy=", "--swap-rank", str(rig.RANK), "--swap-alpha", str(rig.ALPHA), "--backend", "oracle", "--threads", "1"]
+OPTIONS = ["--adapter", "policy=", "--swap-rank", str(rig.RANK), "--swap-alpha", str(rig.ALPHA), "--backend", rig.BACKEND, "--threads", "1"]
 ABORT = abi.CONSTANTS["BR_STOP_ABORT"]
 NEW, LONG, DEAD_MS = 6, 200, 2000
 counter = itertools.count()
@@ -71,7 +71,9 @@ def check_round(test, remote, engine):
     for number in (0, 1):
         tensors = version(shapes, number)
         digest = engine.swap("policy", number, tensors, 0 if number else INITIAL)
-        test.assertEqual(remote.swap("policy", number, tensors, 0 if number else INITIAL), digest)
+        there = {name: value.to(rig.DEVICE) for name, value in tensors.items()}
+        test.assertEqual(remote.swap("policy", number, there, 0 if number else INITIAL), digest)
+        test.assertEqual(remote.last_swap["by_handle"], rig.BACKEND == "cuda")
         test.assertEqual(adapter_digest(rig.LIBRARY, shapes, tensors, SETTINGS), digest)
         test.assertEqual(remote.live_digest("policy"), digest)
     test.assertEqual(remote.last_swap["bytes"], sum(2 * a * b for a, b in shapes.values()))
