@@ -1,4 +1,4 @@
-/* The bytes of the bridge: headers, CRC, the table of messages, what a greeting refuses. Everything that can be wrong with a frame is refused by name. */
+/* The bytes of the bridge: headers, CRC, the table of messages, greetings. Everything that can be wrong with a frame is refused by name. */
 #include "tb_rig.h"
 #include "test_support.h"
 
