@@ -23,8 +23,8 @@ static_assert((int)INDEX_BINS == (int)BI_ORDER_BINS, "one table of bins for all 
 #ifdef __CUDACC__
 
 typedef struct topk_shared {
-    uint32_t bin[INDEX_BINS];   /* of this block's keys; while they are counted, those of even lanes */
-    uint32_t total[INDEX_BINS]; /* of the row's; while keys are counted, those of odd lanes of this block */
+    uint32_t bin[INDEX_BINS];   /* of this block's keys */
+    uint32_t total[INDEX_BINS]; /* of the row's */
     uint32_t warp_sum[TOPK_WARPS];
     uint32_t found[2];          /* the bin of the k-th key, and its rank among the keys of that bin */
     uint32_t above[TOPK_BLOCKS], equal[TOPK_BLOCKS]; /* by block: keys above the k-th, keys equal to it */
@@ -104,18 +104,9 @@ static __device__ __forceinline__ void topk_count(const topk_keys &s, uint32_t *
     }
 }
 
-/* The row's histogram of `width` bits from `shift` on, of the keys that agree with prefix under mask, in sh.total of every block. */
-static __device__ __forceinline__ void topk_histogram(const topk_keys &s, topk_shared &sh, uint32_t rank, uint32_t prefix, uint32_t mask, int shift,
-                                                      int width) {
+/* Every block's bins added up, to sh.total of every block. */
+static __device__ __forceinline__ void topk_sum(topk_shared &sh, uint32_t rank) {
     const int tid = (int)threadIdx.x;
-    const uint32_t bin_mask = (1u << width) - 1;
-    for (int i = tid; i < INDEX_BINS; i += TOPK_THREADS)
-        sh.bin[i] = sh.total[i] = 0;
-    __syncthreads();
-    topk_count(s, tid % 2 ? sh.total : sh.bin, prefix, mask, shift, bin_mask);
-    __syncthreads();
-    for (int i = tid; i < INDEX_BINS; i += TOPK_THREADS)
-        sh.bin[i] += sh.total[i];
     topk_cluster_sync();
     if (tid < INDEX_BINS / TOPK_BLOCKS) {
         const uint32_t bin = rank * (INDEX_BINS / TOPK_BLOCKS) + (uint32_t)tid;
@@ -126,6 +117,17 @@ static __device__ __forceinline__ void topk_histogram(const topk_keys &s, topk_s
             topk_remote_store(&sh.total[bin], block, sum);
     }
     topk_cluster_sync();
+}
+
+/* The row's histogram of `width` bits from `shift` on, of the keys that agree with prefix under mask, in sh.total of every block. */
+static __device__ __forceinline__ void topk_histogram(const topk_keys &s, topk_shared &sh, uint32_t rank, uint32_t prefix, uint32_t mask, int shift,
+                                                      int width) {
+    const int tid = (int)threadIdx.x;
+    for (int i = tid; i < INDEX_BINS; i += TOPK_THREADS)
+        sh.bin[i] = 0;
+    __syncthreads();
+    topk_count(s, sh.bin, prefix, mask, shift, (1u << width) - 1);
+    topk_sum(sh, rank);
 }
 
 /* The bin that holds the left-th largest of the row's counted keys, and its rank in there. A thread owns INDEX_BINS / TOPK_THREADS bins,

@@ -6,7 +6,7 @@
 #   trainer   bitroll-worker, libbitroll.so, libbitroll_bridge.so, megatron-core
 #   tests     bitroll_cuda_tests
 #   swap      bitroll_cuda_swap
-# and lab_digest where it was built.
+# and lab_digest and lab_index where they were built.
 set -euo pipefail
 tree=$(cd "$(dirname "$0")/../.." && pwd)
 build=${1:?pack.sh BUILD OUT}
@@ -17,7 +17,7 @@ programs=(bitroll)
 case $parts in *' trainer '*) programs+=(bitroll-worker libbitroll.so libbitroll_bridge.so) ;; esac
 case $parts in *' tests '*) programs+=(bitroll_cuda_tests) ;; esac
 case $parts in *' swap '*) programs+=(bitroll_cuda_swap) ;; esac
-[ ! -x "$build/lab_digest" ] || programs+=(lab_digest)
+for lab in lab_digest lab_index; do [ ! -x "$build/$lab" ] || programs+=("$lab"); done
 
 mkdir -p "$out/build/lib"
 # The package reads its interfaces out of the headers.
