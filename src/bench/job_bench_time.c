@@ -3,13 +3,15 @@
  * First the bits: the digest of the outputs, the same rows at another launch shape, no faults. Then blocks, ours and the peer's
  * in turn, so that both meet the same clocks and temperatures: a block plays a recorded step of a few milliseconds once to
  * warm up and once between two marks. The step goes through the row's operand sets, so that none of them is in a cache. A ceiling has more
- * blocks of a call or two: a card at its power limit gives its best rate only for moments, and some of them fall into such a moment. */
+ * blocks of a call or two: a card at its power limit gives its best rate only for moments, and some of them fall into such a moment. For the
+ * same reason a row begins after a rest: behind a row of products the card is slower for a while, whatever it does. */
 #include "job_bench.h"
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-enum { BLOCKS = 9, BLOCKS_QUICK = 3, BLOCKS_CEILING = 36, CALLS_MAX = 512, CHUNK_BYTES = 64 << 20 };
+enum { BLOCKS = 9, BLOCKS_QUICK = 3, BLOCKS_CEILING = 36, CALLS_MAX = 512, CHUNK_BYTES = 64 << 20, REST_NS = 300000000 };
 
 static const double BLOCK_US = 4000, BLOCK_QUICK_US = 1000, BLOCK_CEILING_US = 500; /* a recorded step lasts at least so long, if calls allow */
 
@@ -171,11 +173,18 @@ static double median(double *x, int n) {
     return n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
 }
 
+static void rest(const bench *b) {
+    const struct timespec time = {0, REST_NS};
+    if (!b->options->quick && !br_device_is_host(b->device))
+        nanosleep(&time, NULL);
+}
+
 static br_status time_blocks(bench *b, const bench_row *row, const step *s, bench_result *result) {
     double ours[BLOCKS_CEILING], theirs[BLOCKS_CEILING], ignored;
     const int n = row->is_ceiling ? BLOCKS_CEILING : b->options->quick ? BLOCKS_QUICK : BLOCKS;
     int asked = b->peer && row->request;
     ask_peer(b, row, &ignored, &asked); /* makes its operands */
+    rest(b);
     for (int i = 0; i < n; i++) {
         BR_TRY(time_block(b, row, s, &ours[i]));
         ask_peer(b, row, &theirs[i], &asked);
