@@ -26,6 +26,12 @@ atexit.register(shutil.rmtree, PLACE, ignore_errors=True)
 RANK, ALPHA = 32, 64.0
 
 
+def environment():
+    """Of a Python that loads the package: the tree's folder stands before the caller's own on PYTHONPATH, where megatron-core may lie."""
+    theirs = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": os.path.join(TREE, "trainer_bridge") + (os.pathsep + theirs if theirs else "")}
+
+
 def bitroll(*arguments):
     done = subprocess.run([BITROLL, *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -82,23 +82,19 @@ def killed(place, step, config_path, out, *arguments):
     whole = command(config_path, out, *arguments)
     at = whole.index("-m")
     dying = [*whole[:at], os.path.join(os.path.dirname(os.path.abspath(__file__)), "dying_run.py"), place, str(step), *whole[at + 2 :]]
-    done = subprocess.run(dying, capture_output=True, text=True, env=environment(), timeout=600)
+    done = subprocess.run(dying, capture_output=True, text=True, env=rig.environment(), timeout=600)
     return done.returncode, done.stdout, done.stderr
-
-
-def environment():
-    return {**os.environ, "PYTHONPATH": os.path.join(rig.TREE, "trainer_bridge")}
 
 
 def train(*arguments):
     """(exit status, stdout, stderr) of a trainer that ran to its end."""
-    done = subprocess.run(command(*arguments), capture_output=True, text=True, env=environment(), timeout=600)
+    done = subprocess.run(command(*arguments), capture_output=True, text=True, env=rig.environment(), timeout=600)
     return done.returncode, done.stdout, done.stderr
 
 
 def started(*arguments):
     """A trainer that runs on."""
-    return subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+    return subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=rig.environment())
 
 
 def worker_command(*arguments):

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import unittest
+from unittest import mock
 
 import rig
 
@@ -13,8 +14,8 @@ class Dump(unittest.TestCase):
         path = os.path.join(rig.PLACE, "texts.jsonl")
         with open(path, "w", encoding="ascii") as file:
             file.writelines(json.dumps(text) + "\n" for text in texts)
-        environment = dict(os.environ, PYTHONPATH=os.path.join(rig.TREE, "trainer_bridge"))
-        done = subprocess.run([sys.executable, "-B", "-m", "bitroll.dump", "--in", path, *options], capture_output=True, text=True, env=environment)
+        command = [sys.executable, "-B", "-m", "bitroll.dump", "--in", path, *options]
+        done = subprocess.run(command, capture_output=True, text=True, env=rig.environment())
         return path, done
 
     def engine(self, path, *options):
@@ -44,6 +45,21 @@ class Dump(unittest.TestCase):
             self.assertEqual(done.returncode, 2, done.stderr)
             last = done.stderr.splitlines()[-1]  # behind what Megatron-Core warns of
             self.assertTrue(last.startswith("dump: ") and said in last, done.stderr)
+
+    def test_a_package_on_the_callers_path_is_found(self):
+        code = "import bitroll, elsewhere; print(bitroll.__file__)"
+        place = os.path.join(rig.PLACE, "site")
+        os.makedirs(place)
+        with open(os.path.join(place, "elsewhere.py"), "w", encoding="ascii"):
+            pass
+        for theirs in (place, os.pathsep.join(("/none", place))):
+            with self.subTest(theirs), mock.patch.dict(os.environ, PYTHONPATH=theirs):
+                done = subprocess.run([sys.executable, "-B", "-c", code], capture_output=True, text=True, env=rig.environment())
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertTrue(done.stdout.startswith(os.path.join(rig.TREE, "trainer_bridge", "bitroll")), done.stdout)
+        with mock.patch.dict(os.environ):
+            os.environ.pop("PYTHONPATH", None)
+            self.assertEqual(rig.environment()["PYTHONPATH"], os.path.join(rig.TREE, "trainer_bridge"))  # no empty entry, the current folder
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ class Processes(unittest.TestCase):
     def setUpClass(cls):
         cls.out = os.path.join(rig.PLACE, "mpi")
         job = [LAUNCH, *rl_rig.worker_command(), "--", *rl_rig.command(rl_rig.config("mpi"), cls.out, "--rollout", "mpi:0")]
-        done = subprocess.run(job, capture_output=True, text=True, env=rl_rig.environment(), timeout=600)
+        done = subprocess.run(job, capture_output=True, text=True, env=rig.environment(), timeout=600)
         assert done.returncode == 0, done.stdout + done.stderr
         cls.said, cls.rows = done.stdout, metrics.read(os.path.join(cls.out, "metrics.csv"))
         cls.n_compared = sum(int(r["n_compared"]) for r in cls.rows)
@@ -78,7 +78,7 @@ class Processes(unittest.TestCase):
 
     def test_the_report(self):
         command = [sys.executable, "-W", "ignore", "-m", "bitroll.rl.report", self.out]
-        done = subprocess.run(command, capture_output=True, text=True, env=rl_rig.environment() | dict(BITROLL=rig.BITROLL))
+        done = subprocess.run(command, capture_output=True, text=True, env=rig.environment() | dict(BITROLL=rig.BITROLL))
         self.assertEqual((done.returncode, done.stdout), (0, os.path.join(self.out, "report.html") + "\n"), done.stderr)
         test_report.check_plots(self, self.out)
         page = test_report.check_page(self, self.out)

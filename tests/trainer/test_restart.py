@@ -332,7 +332,7 @@ def under_mpirun(trainer):
     either = f'[ "$OMPI_COMM_WORLD_RANK" = 0 ] && exec {shlex.join(rl_rig.worker_command("--mpi", "1"))}; exec {shlex.join(trainer)}'
     job = ["mpirun", "-n", "2", "--oversubscribe", "--bind-to", "none", "sh", "-c", either]
     allowed = {f"{of}_ALLOW_RUN_AS_ROOT{more}": "1" for of in ("OMPI", "PRTE") for more in ("", "_CONFIRM")}
-    done = subprocess.run(job, capture_output=True, text=True, env=rl_rig.environment() | allowed, timeout=600)
+    done = subprocess.run(job, capture_output=True, text=True, env=rig.environment() | allowed, timeout=600)
     return done.returncode, done.stdout, done.stderr
 
 

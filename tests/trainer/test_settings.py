@@ -11,6 +11,13 @@ from bitroll.rl import settings as run_settings
 from bitroll.rl.episodes import Episode, micro_batches
 
 
+def sampling_of(**changed):
+    return run_settings.Settings({"sampling": changed}).sampling
+
+
+PLAIN = sampling_of()  # temperature 1, no filter
+
+
 class Settings(unittest.TestCase):
     def test_defaults_are_the_issue_s(self):
         s = run_settings.Settings({})
@@ -132,7 +139,7 @@ class Metrics(unittest.TestCase):
     def test_bars_can_be_missed(self):
         def met(rows, kinds, share):
             return [is_met for _, is_met in bars.lines([dict(step=str(i), differ_from_base_share=d, digest_trainer=digest, zero_spread_share=z,
-                                                             reward_mean="0.4") for i, (d, digest, z) in enumerate(rows)], kinds, share)]
+                                                             reward_mean="0.4") for i, (d, digest, z) in enumerate(rows)], kinds, share, PLAIN)]
         self.assertEqual(met([("0", "a", "0.5"), ("1", "b", "0.5")], dict(w1=True), 1.0), [True] * 6 + [None])
         self.assertEqual(met([("0.1", "a", "0.7"), ("0.9", "a", "0.7")], dict(w1=True, w2=False), 0.8), [False] * 6 + [None])
         self.assertEqual(met([("", "a", "0.5"), ("", "b", "0.5")], dict(w1=True), 1.0), [True] * 4 + [None])
@@ -141,19 +148,38 @@ class Metrics(unittest.TestCase):
         def learned(first, last, n_step=100):
             rows = [dict(step=str(i), differ_from_base_share="", digest_trainer=str(i), zero_spread_share="0.5",
                          reward_mean=str(first if i == 0 else last)) for i in range(n_step)]
-            return bars.lines(rows, dict(w1=True), 1.0)[-1][1]
+            return bars.lines(rows, dict(w1=True), 1.0, PLAIN)[-1][1]
         self.assertEqual([learned(0.36, last) for last in (0.66, 0.65, 0.3)], [True, False, False])
         self.assertEqual([learned(0.8, last) for last in (0.91, 0.89)], [True, False])
         self.assertIsNone(learned(0.36, 0.3, 99))
 
     def test_one_step_misses_no_bar_that_needs_two(self):
         row = dict(step="0", differ_from_base_share="0", digest_trainer="a", zero_spread_share="0.5", reward_mean="0.4")
-        found = bars.lines([row], dict(w1=True), 1.0)
+        found = bars.lines([row], dict(w1=True), 1.0, PLAIN)
         self.assertEqual([is_met for _, is_met in found], [True, None, None, True, True, True, None])
         self.assertEqual([text.endswith("needs 2 steps, the run has 1") for text, _ in found], [False, True, True, False, False, False, False])
         self.assertEqual([bars.line(*bar)[:4] for bar in found], ["ok  ", "----", "----", "ok  ", "ok  ", "ok  ", "----"])
         self.assertTrue(bars.met(found))
-        self.assertFalse(bars.met(bars.lines([row], dict(w1=False), 1.0)))
+        self.assertFalse(bars.met(bars.lines([row], dict(w1=False), 1.0, PLAIN)))
+
+    def test_bars_of_temperature_1_without_a_filter(self):
+        """Rows that miss both of them: other sampling cannot tell, and says how the run samples; every other bar is judged as before."""
+        rows = [dict(step=str(i), differ_from_base_share="0.5" if i else "0", digest_trainer=str(i), zero_spread_share="0.9", reward_mean="0.4")
+                for i in range(2)]
+
+        def found(sampling, n_row=2):
+            return bars.lines(rows[:n_row], dict(w1=True), 1.0, sampling)
+        self.assertEqual([is_met for _, is_met in found(PLAIN)], [True, False, True, True, True, False, None])
+        for changed in (dict(temperature=0.7), dict(top_p=0.95), dict(top_k=20)):
+            with self.subTest(**changed):
+                lines = found(sampling_of(**changed))
+                self.assertEqual([is_met for _, is_met in lines], [True, None, True, True, True, None, None])
+                said = [text for text, _ in lines if "without a filter, the run samples at temperature" in text]
+                self.assertEqual(said, [lines[1][0], lines[5][0]])
+                self.assertTrue(bars.met(lines))
+        self.assertEqual(found(sampling_of(temperature=0.7, top_p=0.95))[5][0], "groups without spread: 90.0 %, expected at most 60: expected of "
+                         "temperature 1 without a filter, the run samples at temperature 0.7, top-p 0.95, top-k 0")
+        self.assertIn("needs 2 steps, the run has 1: expected of temperature 1", found(sampling_of(temperature=0.7), 1)[1][0])
 
 
 if __name__ == "__main__":

@@ -155,7 +155,7 @@ class Run:
 
     def bars(self):
         """Prints what the run must show; whether it does."""
-        found = bars.lines(metrics.read(self.path(resume.TABLE)), *bars.moved(self.policy.model))
+        found = bars.lines(metrics.read(self.path(resume.TABLE)), *bars.moved(self.policy.model), self.settings.sampling)
         for bar in found:
             print(bars.line(*bar), flush=True)
         return bars.met(found)
