@@ -106,7 +106,10 @@ static inline int64_t bi_ceil_div(int64_t a, int64_t b) {
 #ifdef __CUDACC__
 
 /* Launches overlap: one may start while the one ahead still runs, but no block of it ends before that one is complete, so whoever awaits a launch
- * has awaited all ahead of it. A thread that has not awaited reads nothing that they write, and writes nothing that they touch but faults. */
+ * has awaited all ahead of it. Before it awaits, a thread reads nothing that the launch ahead writes, and of those ahead of that one only
+ * where each block of it awaits before it lets the next start; it writes nothing that any of them touches but faults. A launch that lets the
+ * next start before it awaits is a plain one, or has none behind it that reads early what may still be written. Reads before the wait rest on
+ * an SM's L1 being empty of old lines, as after any wait of that SM. */
 static __device__ __forceinline__ void bi_cuda_await_before() {
     asm volatile("griddepcontrol.wait;\n" ::: "memory");
 }
@@ -114,13 +117,13 @@ static __device__ __forceinline__ void bi_cuda_await_before() {
 static __device__ __forceinline__ void bi_cuda_let_next_start() {
     asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
 }
-/* First in a kernel of bi_cuda_launch. */
+/* First in a kernel of bi_cuda_launch, unless it awaits later by that rule; each of its threads that ends has awaited. */
 static __device__ __forceinline__ void bi_cuda_begin() {
     bi_cuda_await_before();
     bi_cuda_let_next_start();
 }
 
-/* Launches a kernel that begins with bi_cuda_begin. */
+/* Launches a kernel that keeps that rule. */
 template <class... TAKEN, class... GIVEN>
 static void bi_cuda_launch_on(cudaStream_t stream, void (*kernel)(TAKEN...), dim3 grid, dim3 block, size_t shared_bytes, GIVEN... given) {
     cudaLaunchAttribute early;

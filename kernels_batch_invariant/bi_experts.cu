@@ -404,7 +404,8 @@ static br_status gate_and_up(bi_ctx *ctx, const bi_experts_args *a, experts_prod
     p.out = s->h;
     p.out_ld = whole16(a->d_ff);
     BR_TRY(launch_t(ctx, &p, a, a->lora1, a->lora3));
-    p.has_t = (put_side(&p, 0, a->lora1, a->n_slot, 0) | put_side(&p, 1, a->lora3, a->n_slot, 0)) != 0;
+    const int32_t rank1 = put_side(&p, 0, a->lora1, a->n_slot, 0), rank3 = put_side(&p, 1, a->lora3, a->n_slot, 0);
+    p.has_t = rank1 || rank3;
     return launch_up(ctx, &p, a, s, few_max);
 }
 
@@ -424,7 +425,8 @@ static br_status down(bi_ctx *ctx, const bi_experts_args *a, experts_product p, 
     p.out_ld = a->d;
     p.out_aligned = a->d % 4 == 0 && (uintptr_t)a->y % 8 == 0;
     BR_TRY(launch_t(ctx, &p, a, a->lora2, NULL));
-    p.has_t = (put_side(&p, 0, a->lora2, a->n_slot, 0) | put_side(&p, 1, NULL, 0, 0)) != 0;
+    p.has_t = put_side(&p, 0, a->lora2, a->n_slot, 0) != 0;
+    put_side(&p, 1, NULL, 0, 0);
     return launch_down(ctx, &p, a, s, few_max);
 }
 

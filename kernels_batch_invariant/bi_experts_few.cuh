@@ -201,7 +201,7 @@ static __device__ __forceinline__ void few_finish(const experts_product &p, int3
 
 template <experts_kind KIND>
 static __global__ void __launch_bounds__(FEW_THREADS, FEW_BLOCKS) few_kernel(const __grid_constant__ experts_product p) {
-    bool waits = p.has_t; /* for T: its launch has awaited all ahead of it, and so all else that is read here is there */
+    bool waits = p.has_t; /* for T: its launch awaits before another starts, and the first of many tiles behind it is plain: all else is there */
     if (!waits)
         bi_cuda_begin();
     extern __shared__ __align__(1024) unsigned char memory[];

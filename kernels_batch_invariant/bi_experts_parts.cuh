@@ -70,7 +70,7 @@ typedef struct experts_product {
     const float *s[2][EXPERTS_SLOT_MAX];    /* EXPERTS_T only */
     bi_bf16 *t[2];                          /* T of a map by place, stride t_ld */
     int64_t t_ld;
-    int32_t has_t;                          /* a launch of this product makes T */
+    int32_t has_t;                          /* T is made by a launch before this one */
     experts_spread spread;
     bi_act act;
     float act_inverse[2]; /* RN(1 / beta), of both betas */

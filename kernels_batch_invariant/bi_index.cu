@@ -155,7 +155,7 @@ typedef struct score_cut {
     int64_t n_row_max, n_group, n_chunk_key;
 } score_cut;
 
-/* Of the wide form, keys of a chunk: blocks of threads for n_wave whole waves, n_group of them a chunk. */
+/* Keys of a chunk of the wide form: chunks x n_group blocks of threads fill whole waves of n_place, at least IWIDE_WAVES of them. */
 static int64_t wide_chunk(int64_t visible, int64_t n_group, int64_t n_place) {
     const int64_t n_block = bi_ceil_div(visible, BR_PAGE_TOK);
     for (int64_t n_wave = IWIDE_WAVES;; n_wave++) {
@@ -165,7 +165,7 @@ static int64_t wide_chunk(int64_t visible, int64_t n_group, int64_t n_place) {
     }
 }
 
-/* Of the other form: as long as enough blocks are left. */
+/* Of the other form: as long as 12 blocks of threads an SM are left, four rounds of three. */
 static int64_t narrow_chunk(int64_t visible, int64_t n_group, int64_t n_sm) {
     int64_t n = NARROW_CHUNK;
     while (n > (int)SCORE_WARPS * (int)INDEX_KEYS && bi_ceil_div(visible, n) * n_group < 12 * n_sm)

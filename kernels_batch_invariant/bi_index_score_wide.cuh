@@ -1,7 +1,7 @@
 /* bi_index_score_wide: scores of all visible positions on wgmma, keys by bulk copies.      Contract: N-IDX-3, N-CHAIN
  *
- * Grid: (chunk of blocks of 64 keys, rows of one segment), one warpgroup a block, IWIDE_PER_SM blocks an SM. Shared memory: a ring of key blocks as
- * they lie in the cache, each one bulk copy; the rows' queries, 128 bytes a head and chunk of 64 columns, swizzled; their weights; the
+ * Grid: (chunk of blocks of 64 keys, rows of one segment), one warpgroup a block, IWIDE_PER_SM blocks an SM, IWIDE_PER_SM_MORE where rows
+ * share keys. Shared memory: a ring of key blocks as they lie in the cache, each one bulk copy; the rows' queries, 128 bytes a head and chunk of 64 columns, swizzled; their weights; the
  * block numbers of the chunk; a histogram of the first digit of the scores' keys (P-4), where the selection wants it.
  * Keys are on M, from registers, heads on N: accumulators lie as in bi_index_score.cuh, and so do the four chains p_r. */
 #ifndef BI_INDEX_SCORE_WIDE_CUH
@@ -13,11 +13,11 @@ enum {
     IWIDE_THREADS = 128,
     IWIDE_STAGES = 2,
     IWIDE_PER_SM = 6,
-    IWIDE_PER_SM_MORE = 2, /* where rows share keys */
+    IWIDE_PER_SM_MORE = 2,
     IWIDE_BLOCKS_MIN = 4, /* blocks of 64 keys in a chunk */
     IWIDE_BLOCKS_MAX = 64,
-    IWIDE_WAVES = 4, /* at least */
-    IWIDE_SHARED_ONE = 36 << 10,
+    IWIDE_WAVES = 4,
+    IWIDE_SHARED_ONE = 36 << 10, /* bytes of a block, so that IWIDE_PER_SM or IWIDE_PER_SM_MORE fit */
     IWIDE_SHARED_MORE = 110 << 10
 };
 

@@ -414,13 +414,15 @@ static int is_plain(const tidy_tree *tree, const tidy_file *file, const char *na
     return n;
 }
 
-/* Does a bi_cuda_launch of the text name it? */
+/* Does a bi_cuda_launch or bi_cuda_launch_on of the text name it? */
 static int is_launched_early(const char *text, const char *name) {
-    for (const char *at = text; (at = find_word(text, at, "bi_cuda_launch")); at++) {
-        const char *open = skip_blanks(at + strlen("bi_cuda_launch")), *word = *open == '(' ? find_word(text, open, name) : NULL;
-        if (word && word < behind(open, '(', ')'))
-            return 1;
-    }
+    static const char *const launcher[] = {"bi_cuda_launch", "bi_cuda_launch_on"};
+    for (int i = 0; i < 2; i++)
+        for (const char *at = text; (at = find_word(text, at, launcher[i])); at++) {
+            const char *open = skip_blanks(at + strlen(launcher[i])), *word = *open == '(' ? find_word(text, open, name) : NULL;
+            if (word && word < behind(open, '(', ')'))
+                return 1;
+        }
     return 0;
 }
 

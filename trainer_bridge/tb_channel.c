@@ -186,7 +186,7 @@ static tb_code check_frame(const tb_channel *c, const tb_header *header, const v
         return tb_fail(TB_BAD_SEQUENCE, "frame %llu came where %llu was expected: frames are %s", (unsigned long long)header->sequence,
                        (unsigned long long)c->expected, header->sequence < c->expected ? "repeated" : "missing");
     if (!spec)
-        return tb_fail(TB_BAD_TYPE, "message type %u does not exist in version %d of the protocol", header->type, TB_MAJOR);
+        return tb_spec_none(header->type);
     if (spec->from & me && spec->from != (TB_TRAINER | TB_WORKER))
         return tb_fail(TB_BAD_DIRECTION, "%s came from the side that receives it", spec->name);
     /* A worker that refuses what came before HELLO knows no session yet. */

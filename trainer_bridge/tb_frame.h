@@ -1,7 +1,7 @@
 /* tb_frame: the 64 bytes in front of every payload on the wire, and all that can be wrong with them.
  *
  * Layer: trainer_bridge; includes base. Pure functions over bytes. Little-endian, protocol version 2 (in 1 GEN_ABORT
- * did what GEN_DISCARD does):
+ * did what GEN_DISCARD does, and HELLO had neither rank nor alpha):
  *
  *    0  4  magic "BRTB"                             24  8  session, drawn by the trainer, the same in both directions
  *    4  2  major: must be equal                     32  8  weight version
@@ -35,8 +35,8 @@ typedef enum tb_code {
     TB_BAD_DIRECTION = 10,
     TB_BAD_PAYLOAD = 11,
     TB_BAD_STATE = 12,    /* the message has no place here */
-    TB_DIFFERS = 13,      /* HELLO: another contract, model or tokenizer */
-    TB_SILENT = 14,       /* not heard of for too long */
+    TB_DIFFERS = 13,      /* HELLO: another contract, model or tokenizer, or adapters of another rank or alpha */
+    TB_SILENT = 14,       /* not heard of for too long, or no greeting in time */
     TB_NO_CREDIT = 15,    /* sent more than was granted */
     TB_BUSY = 16,         /* later, perhaps */
     TB_BAD_VERSION = 17,

@@ -112,6 +112,10 @@ const tb_spec *tb_spec_of(uint32_t type) {
     return NULL;
 }
 
+tb_code tb_spec_none(uint32_t type) {
+    return tb_fail(TB_BAD_TYPE, "message type %u does not exist in version %d of the protocol", type, TB_MAJOR);
+}
+
 const char *tb_type_name(uint32_t type) {
     const tb_spec *spec = tb_spec_of(type);
     return spec ? spec->name : "type?";
@@ -190,7 +194,7 @@ static tb_code check_field(const tb_spec *spec, const tb_field *f, const void *a
 
 tb_code tb_message_check(tb_type type, const tb_message *message) {
     const tb_spec *spec = tb_spec_of(type);
-    tb_code code = spec ? TB_OK : tb_fail(TB_BAD_TYPE, "message type %d does not exist in version %d of the protocol", (int)type, TB_MAJOR);
+    tb_code code = spec ? TB_OK : tb_spec_none((uint32_t)type);
     if (spec && spec->field && !message)
         code = tb_fail(TB_BAD_PAYLOAD, "%s has fields, and there is no message", spec->name);
     for (const tb_field *f = spec ? spec->field : NULL; code == TB_OK && f && f->kind != TB_END; f++)
@@ -400,7 +404,7 @@ tb_code tb_message_decode(uint32_t type, const void *payload, uint64_t n, tb_mes
     reader r = {payload ? payload : nothing, n, 0, spec ? spec->name : "", "payload"};
     memset(out, 0, sizeof *out);
     if (!spec)
-        return tb_fail(TB_BAD_TYPE, "message type %u does not exist in version %d of the protocol", type, TB_MAJOR);
+        return tb_spec_none(type);
     for (const tb_field *f = spec->field; f && f->kind != TB_END; f++) {
         const tb_code code = decode_field(&r, f, (char *)out + f->at);
         if (code != TB_OK)

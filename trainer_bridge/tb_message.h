@@ -41,7 +41,8 @@ typedef struct tb_hello {
     uint32_t role, abi, can, pid, rank;
     uint64_t live_version;
     br_digest contract, config, base, tokenizer, adapter; /* adapter: of the live version */
-    tb_text build, alpha; /* rank and alpha, as %.17g: of adapters that are swapped; rank 0: nothing is said of them */
+    tb_text build, alpha; /* alpha: as %.17g. rank and alpha, trainer: of the adapters that it will send; worker: of one that starts empty;
+                             rank 0: nothing is said of them */
 } tb_hello;
 
 typedef struct tb_error { uint32_t code, fatal; tb_text text; } tb_error;
@@ -163,6 +164,7 @@ typedef struct tb_spec {
 extern const tb_spec tb_specs[];
 extern const int32_t tb_spec_count;
 const tb_spec *tb_spec_of(uint32_t type); /* NULL: no such type */
+tb_code tb_spec_none(uint32_t type); /* TB_BAD_TYPE, with the sentence */
 const char *tb_type_name(uint32_t type);  /* "type?" when there is none */
 void tb_spec_bounds(const tb_spec *spec, uint64_t *min, uint64_t *max); /* payload bytes, from the fields */
 void tb_spec_line(const tb_spec *spec, char *out, size_t n);            /* a line of the protocol's table */

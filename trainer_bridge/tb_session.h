@@ -14,9 +14,8 @@
  *   After a W_NACK what is still under way of that transfer is dropped unanswered.
  *
  * Requests: held back (paused, asleep, committing) -> running -> sent whole -> when certifying unreleased until GEN_RELEASE or
- *   GEN_DISCARD. A request
- *   keeps its credit until it is gone, so a slow trainer stops admission; tokens wait here, and the engine is not asked for more, while
- *   the trainer grants no bytes.
+ *   GEN_DISCARD. A request keeps its credit until it is gone, so a slow trainer stops admission; tokens wait here, and the engine is not
+ *   asked for more, while the trainer grants no bytes.
  *   GEN_ABORT ends what has not ended and changes nothing else: it may cross a GEN_DONE. GEN_DISCARD drops log-probs that are held;
  *   GEN_RELEASE of what is not held is answered by an ERROR of that subject, and the session goes on. Either of the two before the
  *   GEN_DONE breaks the protocol.

@@ -13,7 +13,7 @@
 #endif
 
 typedef struct tb_trainer_options {
-    tb_hello me;          /* digests that must be the worker's; role is set here */
+    tb_hello me;          /* digests, rank and alpha that must be the worker's; role is set here */
     uint64_t grant_bytes; /* results that may wait here [16 MiB] */
     int64_t beat_ms;      /* [1,000]; below 0: no thread */
     int64_t dead_ms;      /* [10,000] */
@@ -22,10 +22,11 @@ typedef struct tb_trainer_options {
 
 typedef struct tb_trainer tb_trainer;
 
-/* Greets over t, which it owns, also on error. BR_E_MISMATCH: another model or contract. BR_E_LIMIT: the worker serves another trainer.
+/* Greets over t, which it owns, also on error. BR_E_MISMATCH: it runs another contract, model or tokenizer, or takes no
+ * such adapters. BR_E_LIMIT: the worker serves another trainer.
  * BR_E_IO: it is lost or silent. BR_E_FORMAT: it does not keep the protocol. */
 br_status tb_trainer_open(tb_transport *t, const tb_trainer_options *options, tb_trainer **out);
-/* What the worker said of itself: live version and adapter digest are what a restarted trainer goes on from. */
+/* What the worker said of itself: live version and adapter digest are what a restarted trainer goes on from. Its alpha is not kept. */
 const tb_hello *tb_trainer_worker(const tb_trainer *tr);
 
 int64_t tb_trainer_requests(const tb_trainer *tr); /* that may be sent now, without waiting */
@@ -33,8 +34,8 @@ int64_t tb_trainer_requests(const tb_trainer *tr); /* that may be sent now, with
 /* Messages are gathered and go out in batches: when one is full, by tb_trainer_flush, before any wait of tb_trainer_next or for credit.
  * So what is asked for together reaches the worker together. A paid message or a request waits for credit, BR_E_LIMIT after wait_ms
  * without.
- * tb_trainer_send sends only what a worker can take in: BR_E_ARG, with the field's name, for another type, a number or a length out of its
- * bounds, a text with a zero byte, or a list of tensors that is none. Nothing has gone out then, and the connection lives on. */
+ * tb_trainer_send sends only what a worker can take in: BR_E_ARG, with the field's name, for a type that a trainer does not send, a number
+ * or a length out of its bounds, a text with a zero byte, or a list of tensors that is none. Nothing has gone out then, and the connection lives on. */
 br_status tb_trainer_send(tb_trainer *tr, tb_type type, uint64_t version, uint64_t subject, const tb_message *message);
 br_status tb_trainer_send_payload(tb_trainer *tr, uint32_t type, uint64_t version, uint64_t subject, const void *payload, uint64_t n);
 br_status tb_trainer_flush(tb_trainer *tr);

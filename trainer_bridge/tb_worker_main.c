@@ -31,7 +31,7 @@ static const struct {
     {"--model DIR", "checkpoint folder"},
     {"--adapter NAME=DIR", "PEFT adapter folder under a name, DIR empty: starts empty; may be given again"},
     {"--live NAME", "the adapter that the trainer swaps [the first]"},
-    {"--swap-rank R", "adapters can be swapped, up to this rank [never]"},
+    {"--swap-rank R", "adapters can be swapped, up to this rank; one that starts empty has it [never]"},
     {"--swap-alpha A", "lora_alpha of an adapter that starts empty [2 R]"},
     {"--socket PATH", "serve at this UNIX socket"},
     {"--mpi RANK", "serve the trainer at this rank of the MPI job"},

@@ -97,7 +97,8 @@ static size_t bytes_of(const br_view *v) {
     return (size_t)v->n_row * (size_t)v->n_col * sizeof(uint16_t);
 }
 
-/* Long values first, so that none is what the device waits for in the end. to: where results of this slot go. */
+/* Values of LONG times the mean and more go first, so that none of them is what the device waits for in the end. to: where results of this
+ * slot go. Copies and runs go by place, not by number. */
 static void long_first(feed_slot *slot, br_seen **to) {
     size_t sum = 0;
     int32_t n_long = 0;

@@ -21,7 +21,7 @@ record() {
 }
 
 prompts() { # COUNT LENGTH VOCABULARY
-    awk -v n="$1" -v low="$2" -v high="$2" -v vocab="$3" -v names=- -f tests/cuda/prompts.awk
+    awk -v n="$1" -v low="$2" -v high="$2" -v vocab="$3" -v names=- -f tests/prompts.awk
 }
 
 tok_per_s() { tail -n 1 | sed -n 's/.*"tok_per_s": \([0-9.]*\).*/\1/p'; }

@@ -18,7 +18,7 @@ extern "C" {
 #include <vector>
 
 enum { REPEATS = 15, N_SEQ = 64, N_POS = 131072, N_HEAD = 32, DIM = 128, TOPK = 2048, BLOCK_BYTES = BR_PAGE_TOK * (DIM + 4),
-       N_BLOCK = N_POS / BR_PAGE_TOK, QUERY_BYTES = N_HEAD * DIM * 2, N_WAVE = 4 };
+       N_BLOCK = N_POS / BR_PAGE_TOK, QUERY_BYTES = N_HEAD * DIM * 2 };
 
 static void need(cudaError_t error, const char *what) {
     if (error == cudaSuccess)
@@ -195,7 +195,7 @@ int main(void) {
     unsigned char *as_half = on_gpu<unsigned char>((size_t)N_SEQ * QUERY_BYTES);
     make_queries<<<N_SEQ, N_HEAD * 32>>>(r.query, as_half);
     const size_t shared = index_wide_shared(r.n_tile, r.d_pad, 1, 1), n_byte = (size_t)N_SEQ * N_BLOCK * BLOCK_BYTES;
-    const int n_chunk = N_WAVE * IWIDE_PER_SM * n_sm / N_SEQ, n_key = (N_BLOCK + n_chunk - 1) / n_chunk * BR_PAGE_TOK;
+    const int n_chunk = (int)IWIDE_WAVES * (int)IWIDE_PER_SM * n_sm / N_SEQ, n_key = (N_BLOCK + n_chunk - 1) / n_chunk * BR_PAGE_TOK;
     const dim3 grid((unsigned)((N_POS + n_key - 1) / n_key), 1, N_SEQ);
     const auto tree = index_score_wide<4, 4>;
     need(cudaFuncSetAttribute(tree, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), "shared memory");

@@ -102,8 +102,8 @@ static __global__ void __launch_bounds__(IWIDE_THREADS, IWIDE_PER_SM) score_half
 
 enum { SAMPLE = 4, SAMPLE_SIGMA = 6 }; /* keys of a lane; how far above the expected number the sample must reach */
 
-/* The cluster's first digit above which, by a sample of every warp's keys, more than topk lie; 0 where that cannot be told. */
-static __device__ __forceinline__ uint32_t sampled_digit(const topk_keys &all, topk_shared &sh, uint32_t rank, int32_t n, int32_t topk, int lane) {
+/* sh.found[0] becomes the first digit above which, by a sample of every warp's keys, more than topk lie; 0 where that cannot be told. */
+static __device__ __forceinline__ void sample_digit(const topk_keys &all, topk_shared &sh, uint32_t rank, int32_t n, int32_t topk, int lane) {
     const int tid = (int)threadIdx.x;
     const int32_t n_warp = TOPK_BLOCKS * TOPK_WARPS, step = all.n / (32 * SAMPLE) * 32;
     const float expected = (float)topk * (float)(n_warp * 32 * SAMPLE) / (float)n;
@@ -119,7 +119,6 @@ static __device__ __forceinline__ uint32_t sampled_digit(const topk_keys &all, t
             atomicAdd(&sh.bin[index_first_digit(bi_order_key(all.score[i * step + lane]))], 1u);
     topk_sum(sh, rank);
     topk_find(sh, wanted);
-    return sh.found[0];
 }
 
 static __global__ void __cluster_dims__(TOPK_BLOCKS, 1, 1) __launch_bounds__(TOPK_THREADS, 4)
@@ -134,7 +133,7 @@ static __global__ void __cluster_dims__(TOPK_BLOCKS, 1, 1) __launch_bounds__(TOP
     const int32_t per_warp = ((n + TOPK_BLOCKS * TOPK_WARPS - 1) / (TOPK_BLOCKS * TOPK_WARPS) + 31) / 32 * 32;
     const int32_t first = ((int32_t)rank * TOPK_WARPS + warp) * per_warp, left = n - first;
     const topk_keys all = {NULL, NULL, r.score + t * r.score_ld + first, first, left < 0 ? 0 : left < per_warp ? left : per_warp};
-    sampled_digit(all, sh, rank, n, r.topk, lane);
+    sample_digit(all, sh, rank, n, r.topk, lane);
     topk_keys s = topk_narrow(all, sh, lane, warp);
     uint32_t prefix = 0, mask = 0, rest = (uint32_t)r.topk;
     for (int pass = 0; pass < 3; pass++) {

@@ -7,7 +7,7 @@
 #   BACKEND   cuda or oracle [cuda]                        STEPS   of every run [as its file says]
 #   MORE      options of every trainer, such as --resume
 # Nothing is compiled here. Status 1: a run failed, its name and why are the last lines. A control arm (M1 to M3) has failed when it did not
-# come to its last step, or when its ledger shows no difference.
+# come to its last step, or when its ledger shows no difference after three steps.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 out=${1:?rl100.sh OUT [NAME:SEED..]}
@@ -48,8 +48,10 @@ fault() {
     M[123]_*) # may miss a bar; from the third step on each of them differs
         if [ "$2" -gt 1 ] || [ ! -e "$folder/adapter" ]; then
             WHY="did not come to its last step: status $2, see $folder/log.txt"
-        elif [ "$3" -gt 1 ] || { [ "$3" -eq 0 ] && [ "$(wc -l <"$folder/metrics.csv")" -gt 3 ]; }; then
-            WHY="a control arm whose ledger shows no difference: bitroll verify ended with $3, see $folder/verify.txt"
+        elif [ "$3" -gt 1 ]; then
+            WHY="bitroll verify ended with $3, see $folder/verify.txt"
+        elif [ "$3" -eq 0 ] && [ "$(wc -l <"$folder/metrics.csv")" -gt 3 ]; then
+            WHY="a control arm whose ledger shows no difference, see $folder/verify.txt"
         fi
         ;;
     *)

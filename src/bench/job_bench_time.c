@@ -4,7 +4,7 @@
  * in turn, so that both meet the same clocks and temperatures: a block plays a recorded step of a few milliseconds once to
  * warm up and once between two marks. The step goes through the row's operand sets, so that none of them is in a cache. A ceiling has more
  * blocks of a call or two: a card at its power limit gives its best rate only for moments, and some of them fall into such a moment. For the
- * same reason a row begins after a rest: behind a row of products the card is slower for a while, whatever it does. */
+ * same reason a row begins after a rest, but in quick runs: behind a row of products the card is slower for a while, whatever it does. */
 #include "job_bench.h"
 
 #include <stdlib.h>
@@ -174,9 +174,9 @@ static double median(double *x, int n) {
 }
 
 static void rest(const bench *b) {
-    const struct timespec time = {0, REST_NS};
+    const struct timespec span = {0, REST_NS};
     if (!b->options->quick && !br_device_is_host(b->device))
-        nanosleep(&time, NULL);
+        nanosleep(&span, NULL);
 }
 
 static br_status time_blocks(bench *b, const bench_row *row, const step *s, bench_result *result) {

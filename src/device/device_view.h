@@ -29,11 +29,11 @@ typedef struct br_seen {
     br_digest digest;
     uint32_t first_bad, any;
 } br_seen;
-/* A group of threads a view, in order: long ones belong first. */
+/* hash and place: a group of threads a view, in order, so long ones belong first. seen (n) in device memory. n = 0 is a no-op; BR_E_DEVICE. */
 br_status br_device_hash(br_device *device, const br_view *view, int32_t n, br_seen *seen);
 
 /* Writes where a view says, then looks at what lies there: seen is read back from its place. src[i] (n_row, n_col) of view i is dense, in device
- * memory. No two views of a call overlap. */
+ * memory, 2-byte aligned. Views and sources of a call do not overlap. */
 br_status br_device_place(br_device *device, const br_view *view, const uint16_t *const *src, int32_t n, br_seen *seen);
 
 /* Runs of one 32-bit word again and again, whatever its place: n_run runs of n_half elements, one every `pitch` elements. */

@@ -4,6 +4,7 @@
  * used, and has two accumulators of its own. Sums of a round of 64 blocks go to shared memory, and while the next round's pieces are on their
  * way, eight threads take the chain through them. No order: sums are integers.
  * place: the same threads, 8 pieces a thread read before the first is written; then the hash, mostly out of L2.
+ * Where rows do not follow each other, a thread reads a few pieces at once, found by their element, and nothing further ahead.
  * fill, check: a block of 256 threads a job, elements by strides. */
 #include <cuda_runtime.h>
 #define _Noreturn [[noreturn]]
@@ -12,7 +13,7 @@ extern "C" {
 #include "view_core.h"
 }
 
-enum { THREADS = 256, AHEAD = 8, STRIDED = 4, ROUND = THREADS / VIEW_PIECES, HASH_PER_SM = 2, WARP = 32 };
+enum { THREADS = 256, AHEAD = 8, STRIDED = 4 /* pieces at once */, ROUND = THREADS / VIEW_PIECES, HASH_PER_SM = 2, WARP = 32 };
 
 static br_status launched(const char *what) {
     const cudaError_t error = cudaGetLastError();
@@ -221,14 +222,13 @@ static __device__ __forceinline__ void place_strided(const br_view *v, view_form
 #pragma unroll
         for (uint32_t k = 0; k < STRIDED && i + k * THREADS < n_piece; k++) {
             const uint32_t e = strided_piece(v, i + k * THREADS) * VIEW_HALVES, word[4] = {piece[k].x, piece[k].y, piece[k].z, piece[k].w};
-            const int64_t step = view_part_of(v, e)->col;
-            uint16_t *to = view_at(v, e);
+            const view_place to = view_place_of(v, e);
             if (form == VIEW_ROWS)
-                *(uint4 *)to = piece[k];
+                *(uint4 *)to.at = piece[k];
             else
 #pragma unroll
                 for (int h = 0; h < VIEW_HALVES; h++)
-                    to[h * step] = (uint16_t)(word[h / 2] >> 16 * (h % 2));
+                    to.at[h * to.step] = (uint16_t)(word[h / 2] >> 16 * (h % 2));
         }
     }
 }

@@ -27,31 +27,37 @@ static inline BR_HD view_form view_form_of(const br_view *v) {
     return v->n_col % VIEW_HALVES == 0 && view_part_is_wide(p) && view_part_is_wide(&v->part[1]) ? VIEW_ROWS : VIEW_ANY;
 }
 
-/* Where the e-th element lies, and in which part. */
-static inline BR_HD const br_part *view_part_of(const br_view *v, uint32_t e) {
-    const uint32_t n_group = (uint32_t)(v->part[0].n_row + v->part[1].n_row);
-    return &v->part[e / (uint32_t)v->n_col % n_group >= (uint32_t)v->part[0].n_row];
-}
-static inline BR_HD uint16_t *view_at(const br_view *v, uint32_t e) {
+/* Where an element lies, and how far the next one of its row is. */
+typedef struct view_place {
+    uint16_t *at;
+    int64_t step;
+} view_place;
+
+static inline BR_HD view_place view_place_of(const br_view *v, uint32_t e) {
     const uint32_t row = e / (uint32_t)v->n_col, col = e % (uint32_t)v->n_col, n_group = (uint32_t)(v->part[0].n_row + v->part[1].n_row);
     const uint32_t group = row / n_group, r = row % n_group, first = (uint32_t)v->part[0].n_row;
     const br_part *p = &v->part[r >= first];
-    return p->at + group * p->group + (r >= first ? r - first : r) * p->row + col * p->col;
+    view_place place;
+    place.at = p->at + group * p->group + (r >= first ? r - first : r) * p->row + col * p->col;
+    place.step = p->col;
+    return place;
+}
+static inline BR_HD uint16_t *view_at(const br_view *v, uint32_t e) {
+    return view_place_of(v, e).at;
 }
 
 static inline BR_HD uint32_t view_bytes(const br_view *v) {
     return (uint32_t)v->n_row * (uint32_t)v->n_col * (uint32_t)sizeof(uint16_t);
 }
 
-/* 16 bytes from element e on, as two words. A piece within a row takes one division for its elements. */
+/* 16 bytes from element e on, as two words. A piece within a row is located once. */
 static inline BR_HD void view_read(const br_view *v, view_form form, uint32_t e, uint64_t word[2]) {
-    const int in_row = v->n_col % VIEW_HALVES == 0 && e % VIEW_HALVES == 0; /* the last stripe begins anywhere */
     if (form == VIEW_ANY || e % VIEW_HALVES) {
-        const int64_t step = in_row ? view_part_of(v, e)->col : 0;
-        const uint16_t *at = in_row ? view_at(v, e) : NULL;
+        const int in_row = v->n_col % VIEW_HALVES == 0 && e % VIEW_HALVES == 0; /* the last stripe begins anywhere */
+        const view_place first = view_place_of(v, e);
         word[0] = word[1] = 0;
         for (uint32_t i = 0; i < VIEW_HALVES; i++)
-            word[i / 4] |= (uint64_t)(in_row ? at[i * step] : *view_at(v, e + i)) << 16 * (i % 4);
+            word[i / 4] |= (uint64_t)(in_row ? first.at[i * first.step] : *view_at(v, e + i)) << 16 * (i % 4);
         return;
     }
     const uint16_t *at = form == VIEW_DENSE ? v->part[0].at + e : view_at(v, e);
@@ -64,7 +70,8 @@ static inline BR_HD void view_read(const br_view *v, view_form form, uint32_t e,
 #endif
 }
 
-/* Of elements, two a word: their bits; a sign that one more changes, in the last bit of the exponent, since all its bits are set. */
+/* Of elements, two a word. any: their bits. bad: bits 15 and 31 where one more in the exponent's last bit carries into the sign, which it does
+ * only when all bits of the exponent are set; into the upper element only a bad lower one carries. */
 typedef struct view_flags {
     uint32_t any, bad;
 } view_flags;
@@ -95,7 +102,7 @@ static inline BR_HD void view_take(const br_view *v, view_form form, uint32_t by
     br_xxh3_add(sum, word, key);
 }
 
-/* Piece p of stripe s of the block that begins at this byte; behind the whole blocks, stripe VIEW_STRIPES is the last 64 bytes. */
+/* Piece p of stripe s behind the whole blocks; stripe VIEW_STRIPES is the last 64 bytes. */
 static inline BR_HD void view_rest(const br_view *v, view_form form, uint32_t s, int p, uint64_t sum[2], view_flags *flags) {
     const uint32_t n = view_bytes(v), begins = br_xxh3_blocks(n) * BR_XXH3_BLOCK;
     if (s < br_xxh3_stripes(n))

@@ -91,7 +91,8 @@ static void check_index(const index_case *c, int with_score) {
         CHECK_OK(op->index_select(t.backend[side].ctx, &args));
     }
     twin_compare(&t, c->name);
-    /* All rows fit scratch at once; without a row that sees more than topk nothing is scored unless the caller wants the scores. */
+    /* All rows fit scratch at once; with scores a second selection from them follows; without a row that sees more
+     * than topk nothing is scored unless the caller wants the scores. */
     const int scored = step.side[TWIN_CUDA].pos_max >= c->topk;
     twin_launched(&t, c->name,
                   with_score ? "index_store 1, index_query 1, index_score 1, index_topk 2"

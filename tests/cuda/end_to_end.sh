@@ -77,7 +77,7 @@ check_preset() {
     [ "$preset" = "$name" ] || recipe=(--recipe)
     "$bitroll" init --preset "$preset" "${recipe[@]}" --seed 1 --out "$dir/$name" --lora-rank 32 --lora-seed 1 --lora-out "$dir/$name-red" >/dev/null
     "$bitroll" init --lora-only --out "$dir/$name" --lora-rank 8 --lora-seed 2 --lora-out "$dir/$name-blue" >/dev/null
-    awk -v n="$n" -v low=1 -v high="$longest" -v vocab="$vocab" -v names='- red blue' -v top=1 -f "$here/prompts.awk" >"$dir/$name.jsonl"
+    awk -v n="$n" -v low=1 -v high="$longest" -v vocab="$vocab" -v names='- red blue' -v top=1 -f "$here/../prompts.awk" >"$dir/$name.jsonl"
     generate "$name" oracle --backend oracle
     wanted=$(digest_of "$dir/oracle.txt")
     chain=$(chain_of oracle)

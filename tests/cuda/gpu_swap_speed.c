@@ -141,34 +141,45 @@ static void views_of(const speed *s, int32_t slot, const br_mirror *views) {
     GPU_TRY(br_device_upload(s->device, views->device, views->host, (size_t)n * sizeof *view));
 }
 
-/* The kernels over all matrices, each from its place in the values that the swaps take: the live ones hashed, then the other way's written. */
-static void measure_kernels(speed *s) {
-    const int32_t n = (int32_t)s->n_tensor, live = br_loaded_live_slot(&s->e->loaded, 0);
+/* The kernel over all matrices of the live version. */
+static void measure_hash(speed *s) {
+    br_mirror views, seen;
     double us[REPEATS];
+    GPU_TRY(br_mirror_open(s->device, (size_t)s->n_tensor * sizeof(br_view), "views", &views));
+    GPU_TRY(br_mirror_open(s->device, (size_t)s->n_tensor * sizeof(br_seen), "digests", &seen));
+    views_of(s, br_loaded_live_slot(&s->e->loaded, 0), &views);
+    for (int i = -2; i < REPEATS; i++) {
+        GPU_TRY(br_device_mark(s->device, 4));
+        GPU_TRY(br_device_hash(s->device, (br_view *)(void *)views.device, (int32_t)s->n_tensor, (br_seen *)(void *)seen.device));
+        GPU_TRY(br_device_mark(s->device, 5));
+        GPU_TRY(br_device_elapsed(s->device, 4, 5, &us[i < 0 ? 0 : i]));
+    }
+    gpu_row(s->g, "digest.device", "the adapter of slice-full at rank 32; floor: read", us, REPEATS, s->read_us, NULL);
+    br_mirror_close(s->device, &views);
+    br_mirror_close(s->device, &seen);
+}
+
+/* The kernel that writes all matrices of the slot that is not live, each from its place in the values of the swaps. */
+static void measure_place(speed *s) {
     br_mirror views, seen, sources;
-    GPU_TRY(br_mirror_open(s->device, (size_t)n * sizeof(br_view), "views", &views));
-    GPU_TRY(br_mirror_open(s->device, (size_t)n * sizeof(br_seen), "digests", &seen));
-    GPU_TRY(br_mirror_open(s->device, (size_t)n * sizeof(uint16_t *), "sources", &sources));
+    double us[REPEATS];
+    GPU_TRY(br_mirror_open(s->device, (size_t)s->n_tensor * sizeof(br_view), "views", &views));
+    GPU_TRY(br_mirror_open(s->device, (size_t)s->n_tensor * sizeof(br_seen), "digests", &seen));
+    GPU_TRY(br_mirror_open(s->device, (size_t)s->n_tensor * sizeof(uint16_t *), "sources", &sources));
+    views_of(s, br_loaded_live_slot(&s->e->loaded, 0) ^ 1, &views);
     const br_view *view = (const br_view *)(const void *)views.host;
     const uint16_t **src = (const uint16_t **)(void *)sources.host, *next = (const uint16_t *)(const void *)s->values.device;
-    for (int places = 0; places < 2; places++) {
-        views_of(s, places ? live ^ 1 : live, &views);
-        for (int32_t i = 0; i < n; next += (int64_t)view[i].n_row * view[i].n_col, i++)
-            src[i] = next;
-        next = (const uint16_t *)(const void *)s->values.device;
-        GPU_TRY(br_device_upload(s->device, sources.device, sources.host, sources.bytes));
-        for (int i = -2; i < REPEATS; i++) {
-            GPU_TRY(br_device_mark(s->device, 4));
-            if (places)
-                GPU_TRY(br_device_place(s->device, (br_view *)(void *)views.device, (const uint16_t *const *)(void *)sources.device, n,
-                                        (br_seen *)(void *)seen.device));
-            else
-                GPU_TRY(br_device_hash(s->device, (br_view *)(void *)views.device, n, (br_seen *)(void *)seen.device));
-            GPU_TRY(br_device_mark(s->device, 5));
-            GPU_TRY(br_device_elapsed(s->device, 4, 5, &us[i < 0 ? 0 : i]));
-        }
-        gpu_row(s->g, places ? "place.device" : "digest.device", "the adapter of slice-full at rank 32; floor: read", us, REPEATS, s->read_us, NULL);
+    for (int64_t i = 0; i < s->n_tensor; next += (int64_t)view[i].n_row * view[i].n_col, i++)
+        src[i] = next;
+    GPU_TRY(br_device_upload(s->device, sources.device, sources.host, sources.bytes));
+    for (int i = -2; i < REPEATS; i++) {
+        GPU_TRY(br_device_mark(s->device, 4));
+        GPU_TRY(br_device_place(s->device, (br_view *)(void *)views.device, (const uint16_t *const *)(void *)sources.device,
+                                (int32_t)s->n_tensor, (br_seen *)(void *)seen.device));
+        GPU_TRY(br_device_mark(s->device, 5));
+        GPU_TRY(br_device_elapsed(s->device, 4, 5, &us[i < 0 ? 0 : i]));
     }
+    gpu_row(s->g, "place.device", "the same written from the GPU's memory, and hashed; floor: read", us, REPEATS, s->read_us, NULL);
     br_mirror_close(s->device, &views);
     br_mirror_close(s->device, &seen);
     br_mirror_close(s->device, &sources);
@@ -250,7 +261,8 @@ void gpu_swap_speed(const gpu_swap *g) {
     measure_bus(s);
     measure_read(s);
     swap_from(s, "swap.locked", "from page-locked memory; floor: the bus", locked, 0, g->quick ? FAST : SWAPS, s->bus_us);
-    measure_kernels(s);
+    measure_hash(s);
+    measure_place(s);
     measure_digest(s);
     uint16_t *on_gpu = (uint16_t *)(void *)s->values.device;
     swap_from(s, "swap.device", "from the GPU's memory; floor: read", on_gpu, 1, g->quick ? FAST : OTHER_SWAPS, s->read_us);

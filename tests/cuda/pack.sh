@@ -21,7 +21,7 @@ for lab in lab_digest lab_index; do [ ! -x "$build/$lab" ] || programs+=("$lab")
 
 mkdir -p "$out/build/lib"
 # The package reads its interfaces out of the headers.
-git -C "$tree" archive HEAD -- 'src/*.h' 'kernels_batch_invariant/*.h' trainer_bridge experiments tests/cuda tests/trainer | tar -x -C "$out"
+git -C "$tree" archive HEAD -- 'src/*.h' 'kernels_batch_invariant/*.h' trainer_bridge experiments tests/prompts.awk tests/cuda tests/trainer | tar -x -C "$out"
 for name in "${programs[@]}"; do
     strip -g -o "$out/build/$name" "$build/$name"
     # Of its libraries those that such a machine may lack; glibc, Open MPI and HDF5 are its own.

@@ -24,7 +24,7 @@ fail() {
 }
 
 make_prompts() { # N SHORTEST LONGEST
-    awk -v n="$1" -v low="$2" -v high="$3" -v vocab="$vocab" -v names='- red' -f "$here/prompts.awk"
+    awk -v n="$1" -v low="$2" -v high="$3" -v vocab="$vocab" -v names='- red' -f "$here/../prompts.awk"
 }
 
 # generate NAME SAMPLES PEAK OPTION...: $dir/NAME.jsonl into $dir/NAME.h5, with PEAK sequences in the largest step; equal digests for one NAME.

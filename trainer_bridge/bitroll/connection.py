@@ -39,8 +39,8 @@ def file_digest(library, model_dir, name):
 
 
 class Connection:
-    """address: "unix:PATH" or "mpi:RANK" of a bitroll-worker that runs the checkpoint at model_dir. connect_ms: how long nobody may listen at a
-    PATH, as while the worker loads; wait_ms: deadline of the greeting and of every answer; dead_ms: silence that ends the connection;
+    """address: "unix:PATH" or "mpi:RANK" of a bitroll-worker that runs the checkpoint at model_dir. connect_ms: how long to wait for somebody to
+    listen at PATH, as while the worker loads; wait_ms: deadline of the greeting and of every answer; dead_ms: silence that ends the connection;
     grant_bytes: results that may wait here [16 MiB]; rank, alpha: of adapters that will be sent, compared with the worker's; rank 0: none. Over
     MPI a process has one. Busy: the worker serves another trainer. A message of the type NAME goes to the method take_name, or is an
     answer."""
@@ -73,8 +73,8 @@ class Connection:
                 if error.status != C["BR_E_NOT_FOUND"]:
                     raise
                 if left_ms <= 0:
-                    raise abi.Error(error.status, f"{address[5:]}: nobody listened there for {connect_ms / 1000:g} s: start `{command}`, or give "
-                                                  "more time if it loads for longer") from None
+                    raise abi.Error(error.status, f"{address[5:]}: nobody listened there for {connect_ms / 1000:g} s: start `{command}`, or wait "
+                                                  "longer (--wait) if it is still loading") from None
             if not is_said and connect_ms - left_ms >= SAY_MS:
                 is_said = True
                 print(f"bitroll: waiting up to {left_ms / 1000:.0f} s more for a bitroll-worker that listens at {address[5:]}", file=sys.stderr,

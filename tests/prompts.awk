@@ -1,6 +1,6 @@
 # prompts.awk: n prompts of low to high tokens, the first of low and the second of high, of the adapters in `names` in turn ("-" is the base), every
 # fourth with top-p and top-k where `top` is 1. Its own generator: what srand does differs from one awk to the next.
-#   awk -v n=9 -v low=1 -v high=180 -v vocab=2000 -v names="- red blue" -v top=1 -f prompts.awk
+#   awk -v n=9 -v low=1 -v high=180 -v vocab=2000 -v names="- red blue" -v top=1 -f tests/prompts.awk
 function below(limit) {
     state = state * 48271 % 2147483647
     return int(state / 2147483647 * limit)
