@@ -1,8 +1,9 @@
 /* bi_index_score_wide: scores of all visible positions on wgmma, keys by bulk copies.      Contract: N-IDX-3, N-CHAIN
  *
  * Grid: (chunk of blocks of 64 keys, rows of one segment), one warpgroup a block, IWIDE_PER_SM blocks an SM, IWIDE_PER_SM_MORE where rows
- * share keys. Shared memory: a ring of key blocks as they lie in the cache, each one bulk copy; the rows' queries, 128 bytes a head and chunk of 64 columns, swizzled; their weights; the
- * block numbers of the chunk; a histogram of the first digit of the scores' keys (P-4), where the selection wants it.
+ * share keys. Shared memory: a ring of key blocks as they lie in the cache, each one bulk copy; the rows' queries, 128 bytes a head and
+ * chunk of 64 columns, swizzled; their weights; the block numbers of the chunk; a histogram of the first digit of the scores' keys (P-4),
+ * where the selection wants it.
  * Keys are on M, from registers, heads on N: accumulators lie as in bi_index_score.cuh, and so do the four chains p_r. */
 #ifndef BI_INDEX_SCORE_WIDE_CUH
 #define BI_INDEX_SCORE_WIDE_CUH

@@ -35,7 +35,8 @@ int64_t tb_trainer_requests(const tb_trainer *tr); /* that may be sent now, with
  * So what is asked for together reaches the worker together. A paid message or a request waits for credit, BR_E_LIMIT after wait_ms
  * without.
  * tb_trainer_send sends only what a worker can take in: BR_E_ARG, with the field's name, for a type that a trainer does not send, a number
- * or a length out of its bounds, a text with a zero byte, or a list of tensors that is none. Nothing has gone out then, and the connection lives on. */
+ * or a length out of its bounds, a text with a zero byte, or a list of tensors that is none. Nothing has gone out then, and the connection
+ * lives on. */
 br_status tb_trainer_send(tb_trainer *tr, tb_type type, uint64_t version, uint64_t subject, const tb_message *message);
 br_status tb_trainer_send_payload(tb_trainer *tr, uint32_t type, uint64_t version, uint64_t subject, const void *payload, uint64_t n);
 br_status tb_trainer_flush(tb_trainer *tr);
