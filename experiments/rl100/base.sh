@@ -7,7 +7,7 @@ out=${1:?base.sh OUT [BACKEND]}
 backend=${2:-cuda}
 seconds=${SECONDS_MAX:-230} # a base that takes longer ends there, with what it kept last
 here=$(cd "$(dirname "$0")" && pwd)
-export PYTHONPATH=$here/../../trainer_bridge PYTHONUNBUFFERED=1
+export PYTHONPATH=$here/../../trainer_bridge${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 python=${PYTHON:-$("$here/../../trainer_bridge/environment.sh")}
 mkdir -p "$out"
 

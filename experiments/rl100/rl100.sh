@@ -15,7 +15,7 @@ shift
 [ $# -gt 0 ] || set -- E:1 E:2 E:3 M1:1 M2:1 M3:1 ragged:1 small600:1
 build=${BUILD:-$here/../../build}
 backend=${BACKEND:-cuda}
-export PYTHONPATH=$here/../../trainer_bridge BITROLL=$build/bitroll BITROLL_LIBRARY=$build/libbitroll.so
+export PYTHONPATH=$here/../../trainer_bridge${PYTHONPATH:+:$PYTHONPATH} BITROLL=$build/bitroll BITROLL_LIBRARY=$build/libbitroll.so
 python=${PYTHON:-$("$here/../../trainer_bridge/environment.sh")}
 mkdir -p "$out/results"
 
