@@ -14,6 +14,9 @@ BEGIN {
         for (t = 0; t < len; t++)
             printf "%s%d", t ? ", " : "", 3 + below(vocab - 3)
         which = name[i % n_name + 1]
-        printf "], \"uid\": \"p%d\"%s%s}\n", i, which == "-" ? "" : ", \"adapter\": \"" which "\"", top && i % 4 == 3 ? ", \"top_p\": 0.9, \"top_k\": 40" : ""
+        printf "], \"uid\": \"p%d\"", i
+        if (which != "-")
+            printf ", \"adapter\": \"%s\"", which
+        print (top && i % 4 == 3 ? ", \"top_p\": 0.9, \"top_k\": 40}" : "}")
     }
 }

@@ -132,8 +132,8 @@ def text_of(digest):
 
 
 def digest_of(text):
-    if len(text) != 32:
-        raise ValueError(f"digest '{text}': expected 32 hex digits")
+    if not isinstance(text, str) or not re.fullmatch("[0-9a-f]{32}", text):
+        raise ValueError(f"digest {text!r}: expected 32 hex digits")
     return STRUCTS["br_digest"](hi=int(text[:16], 16), lo=int(text[16:], 16))
 
 
@@ -157,6 +157,7 @@ class Library(Loaded):
 
     def __init__(self, path=None):
         super().__init__(path or default_library())
+        self.c.H5dont_atexit()  # all files are closed by then, and of a damaged one the handler says more lines behind our sentence
         if self.c.br_abi_version() != ABI_VERSION:
             raise Error(0, f"libbitroll has ABI version {self.c.br_abi_version()}: this package is for version {ABI_VERSION}")
 

@@ -46,8 +46,12 @@ class Texts(Connection):
         """As many requests as there is credit for."""
         while self.queue and self.bridge.c.tb_trainer_requests(self.trainer) > 0:
             number, owner, name, fields = self.queue.popleft()
+            try:
+                self.send(name, 0, number, **fields)
+            except BaseException:
+                self.with_base.pop(owner, None)  # nothing has gone out
+                raise
             self.running[number] = owner
-            self.send(name, 0, number, **fields)
 
     def idle(self, silent):
         self.send_some()
@@ -138,12 +142,12 @@ class Texts(Connection):
     def release(self, texts, certificates):
         """Sends the digests of the caller's own bits, and only then takes the worker's log-probs."""
         check_release(self.held, texts, certificates)
-        for text, certificate in zip(texts, certificates):
-            if text.tokens:
-                number = self.held.pop(text)
-                self.released[number] = text, certificate
-                self.send("GEN_RELEASE", 0, number, certificate=certificate)
         try:
+            for text, certificate in zip(texts, certificates):
+                if text.tokens:
+                    number = self.held.pop(text)
+                    self.released[number] = text, certificate
+                    self.send("GEN_RELEASE", 0, number, certificate=certificate)
             self.wait(lambda: not self.released, "release")
         finally:
             self.released.clear()

@@ -161,6 +161,10 @@ class Settings:
         return yaml.safe_dump(self.values, sort_keys=True)
 
 
+# What is no YAML, no text, too long a number or too deep, and what the library itself trips over: `!!int ''`, `!!timestamp x`, `!!bool x`.
+NO_YAML = (yaml.YAMLError, ValueError, RecursionError, IndexError, AttributeError, KeyError)
+
+
 def flat(values, path=""):
     """{path of a key: value} of settings in sections."""
     found = {}
@@ -174,12 +178,12 @@ def differing(path, settings):
     echo any more says nothing: the ledger knows their digest."""
     try:
         with open(path, encoding="utf-8") as file:
-            echo = yaml.safe_load(file)
-    except (OSError, yaml.YAMLError, ValueError, RecursionError):
+            echo = yaml.load(file, Loader)
+        if not isinstance(echo, dict):
+            return []
+        was, now = (flat({k: v for k, v in values.items() if k not in NOT_CHAINED}) for values in (echo, settings.values))
+    except (OSError, *NO_YAML):
         return []
-    if not isinstance(echo, dict):
-        return []
-    was, now = (flat({k: v for k, v in values.items() if k not in NOT_CHAINED}) for values in (echo, settings.values))
     return [f"{key} was {was.get(key, 'not there')}, is {now.get(key, 'not there')}" for key in sorted(was.keys() | now.keys())
             if was.get(key) != now.get(key)]
 
@@ -202,7 +206,7 @@ def load(path, **overrides):
     try:
         with open(path, encoding="utf-8") as file:
             found = yaml.load(file, Loader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # what is no text, or too long a number, or too deep
+    except NO_YAML as error:
         raise Invalid(f"{path}: not YAML: {str(error).splitlines()[0]}") from None
     found = {} if found is None else found
     if not isinstance(found, dict):

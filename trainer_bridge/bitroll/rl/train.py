@@ -23,6 +23,13 @@ from .policy import Policy
 from .task import Arithmetic, LowerHalf
 
 
+def seconds(text):
+    value = float(text)
+    if not 0 <= value <= 1e6:
+        raise argparse.ArgumentTypeError(f"{text}: expected seconds, 0 to 1e6")
+    return value
+
+
 def arguments(argv):
     p = argparse.ArgumentParser(prog="python -m bitroll.rl.train", description="GRPO on adapters, with a certificate of every log-prob")
     p.add_argument("--config", required=True, help="settings of the run, YAML")
@@ -35,7 +42,7 @@ def arguments(argv):
     p.add_argument("--backend", choices=("oracle", "cuda"))
     p.add_argument("--resume", action="store_true", help="go on after the last checkpoint of --out")
     p.add_argument("--rollout", metavar="ADDRESS", help="of a bitroll-worker, unix:PATH or mpi:RANK [an engine in this process]")
-    p.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="for a bitroll-worker to listen at unix:PATH [60]")
+    p.add_argument("--wait", type=seconds, default=60.0, metavar="SECONDS", help="for a bitroll-worker to listen at unix:PATH [60]")
     return p.parse_args(argv)
 
 
