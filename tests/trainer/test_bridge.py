@@ -263,6 +263,20 @@ class Socket(unittest.TestCase):
                 remote.generate(samples(2), "base", 7, top_pp=0.5)
             remote.generate(samples(2), "base", 7)
 
+    def test_what_is_refused_before_it_is_sent_leaves_nothing(self):
+        with rigged() as r:
+            remote, texts = r.remote(wait_ms=5000), samples(2)
+            with self.assertRaisesRegex(abi.Error, "GEN_REQ, adapter"):
+                remote.generate(texts, "x" * 300, 7, max_new=2, base=True)
+            self.assertEqual((remote.running, remote.with_base), ({}, {}))
+            remote.generate(texts, "base", 7, max_new=2, ignore_eos=1)
+            right = [t.digest for t in texts]
+            for wrong in ("zz", "g" * 32, "0x" + "0" * 30, None, 7):
+                with self.assertRaisesRegex(ValueError, "expected 32 hex digits"):
+                    remote.release(texts, [right[0], wrong])
+            remote.release(texts, right)
+            self.assertEqual({len(t.logprob) for t in texts}, {2})
+
     def test_no_score_is_a_certificate(self):
         with rigged() as r:
             for engine in (r.remote(), r.engine):

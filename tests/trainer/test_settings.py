@@ -82,7 +82,8 @@ class Settings(unittest.TestCase):
             for text, sentence in ((b"steps: 3\nsteps: 5\n", "a key stands twice in the mapping that begins in line 1"),
                                    (b"false\n", "expected a mapping, found bool"), (b"[]\n", "expected a mapping, found list"),
                                    (b"a: " + b"[" * 5000, "not YAML: maximum recursion"), (b"\xff\xfe", "not YAML: .*decode"),
-                                   (b"steps: " + b"9" * 5000, "not YAML: ")):
+                                   (b"steps: " + b"9" * 5000, "not YAML: "), (b"seed: !!int ''\n", "not YAML: "),
+                                   (b"seed: !!timestamp x\n", "not YAML: "), (b"seed: !!bool x\n", "not YAML: ")):
                 with self.subTest(sentence), self.assertRaisesRegex(run_settings.Invalid, path + ": " + ".*" + sentence):
                     load(text)
             self.assertEqual(load(b"optimizer: {lr: 1e-3}\n").optimizer.lr, 1e-3)  # to YAML 1.1 that is a text

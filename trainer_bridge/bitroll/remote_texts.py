@@ -81,8 +81,13 @@ class Texts(Connection):
     def generate(self, texts, adapter, seed, certify=True, base=False, **sampling):
         """Fills the texts. certify: log-probs stay with the worker until `release`. base: a text that has ended is scored without an adapter, in
         the same steps as those that still run."""
-        self.start(texts, adapter, seed, certify, base, **sampling)
-        self.finish(texts)
+        try:
+            self.start(texts, adapter, seed, certify, base, **sampling)
+            self.finish(texts)
+        except abi.Error as error:
+            if error.status == C["BR_E_ARG"]:
+                self.abort(texts)  # of one whose fields are refused nothing has gone out; the others end with it
+            raise
 
     def start(self, texts, adapter, seed, certify=True, base=False, **sampling):
         """Asks for texts; `finish` or `abort` ends them."""
