@@ -2,10 +2,8 @@
 sentence. test_launch is the same over MPI."""
 import contextlib
 import ctypes
-import io
 import itertools
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,7 +16,7 @@ from unittest import mock
 import torch
 
 import rig
-from bitroll import abi, connection, in_process, remote_texts, remote_weights, values
+from bitroll import abi, in_process, remote_texts, remote_weights, values
 from bitroll.bridge import Refused, Remote
 from bitroll.digests import NOTHING, adapter_digest, digest_of_bits, weights_digest
 from bitroll.in_process import INITIAL, RESYNC, Engine, Sample
@@ -555,56 +553,6 @@ class Ends(unittest.TestCase):
                 remote.generate(samples(4), "base", 7, max_new=NEW)
             self.assertLess(time.monotonic() - begin, DEAD_MS / 1000 + 2)
             r.worker.send_signal(signal.SIGCONT)
-
-    def test_nobody_there(self):
-        folder, _ = rig.checkpoint("pico")
-        path, begin = os.path.join(rig.PLACE, "nobody.sock"), time.monotonic()
-        with mock.patch.object(connection, "SAY_MS", 50), contextlib.redirect_stderr(io.StringIO()) as said, self.assertRaises(abi.Error) as caught:
-            Remote(rig.LIBRARY, folder, "unix:" + path, SETTINGS, connect_ms=500)
-        self.assertLess(time.monotonic() - begin, 5)
-        self.assertEqual(caught.exception.status, abi.CONSTANTS["BR_E_NOT_FOUND"])
-        self.assertIn(f"{path}: nobody listened there for 0.5 s: start `bitroll-worker --model {folder} --socket {path} --adapter policy= "
-                      f"--swap-rank {rig.RANK} --swap-alpha 64`", str(caught.exception))
-        self.assertEqual(said.getvalue(), f"bitroll: waiting up to 0 s more for a bitroll-worker that listens at {path}\n")
-        with self.assertRaisesRegex(ValueError, "expected unix:PATH or mpi:RANK"):
-            Remote(rig.LIBRARY, folder, "/no/form")
-
-    def test_another_base(self):
-        other, _ = rig.checkpoint("pico", seed=2)
-        with rigged() as r:
-            with self.assertRaises(abi.Error) as caught:
-                r.remote(folder=other)
-            self.assertEqual(caught.exception.status, abi.CONSTANTS["BR_E_MISMATCH"])
-            for part in ("base weights", rig.LIBRARY.weights_digest(other), r.engine.weights_digest()):
-                self.assertIn(part, str(caught.exception))
-            r.remote()  # it serves the next one
-
-    def test_other_adapters(self):
-        """At the greeting, from a worker that serves the next one."""
-        folder, _ = rig.checkpoint("pico")
-        for name, options, sentence in (
-                ("none.sock", [], "the worker has no adapter that can be swapped: start bitroll-worker with such as --adapter policy= --swap-rank 32 "
-                                  "--swap-alpha 64"),
-                ("rank.sock", ["--adapter", "policy=", "--swap-rank", "16"], "the trainer's adapters have rank 32 and alpha 64, the worker's rank "
-                 "16 and alpha 32: start bitroll-worker with --swap-rank 32 --swap-alpha 64, or set r: 16 and lora_alpha: 32 in the trainer's "
-                 "settings")):
-            path = os.path.join(rig.PLACE, name)
-            worker = subprocess.Popen([WORKER, "--model", folder, "--socket", path, "--backend", "oracle", *options], stdout=subprocess.DEVNULL)
-            self.addCleanup(worker.wait)
-            self.addCleanup(worker.kill)
-            with self.assertRaises(abi.Error) as caught:
-                Remote(rig.LIBRARY, folder, "unix:" + path, SETTINGS, wait_ms=20000)
-            self.assertEqual(caught.exception.status, abi.CONSTANTS["BR_E_MISMATCH"])
-            self.assertIn(sentence, str(caught.exception))
-            self.assertIsNone(worker.poll())
-
-    def test_another_tokenizer(self):
-        other = os.path.join(rig.PLACE, "other-tokenizer")
-        shutil.copytree(rig.checkpoint("pico")[0], other)
-        with open(os.path.join(other, "tokenizer.json"), "w", encoding="ascii") as file:
-            file.write("{}")
-        with rigged() as r, self.assertRaisesRegex(abi.Error, "differ in: tokenizer"):
-            r.remote(folder=other)
 
 
 if __name__ == "__main__":
