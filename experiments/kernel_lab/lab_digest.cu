@@ -10,13 +10,10 @@
  * by the tree's kernel. Prints `version,registers,blocks_per_sm,us,gbs,share,turned_us`, placing without gbs: medians of REPEATS launches;
  * share of the rate of reads (placing: of copies) alone; the turned matrix alone. */
 #include "lab_digest_versions.cuh"
+#include "lab_time.cuh"
 
-#include <algorithm>
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <vector>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -30,39 +27,11 @@ extern "C" br_status br_fail(br_status status, const char *format, ...) {
     return status;
 }
 
-static void need(cudaError_t error, const char *what) {
-    if (error == cudaSuccess)
-        return;
-    fprintf(stderr, "lab_digest: %s: %s\n", what, cudaGetErrorString(error));
-    exit(2);
-}
-
-/* ---- reads alone ------------------------------------------------------------------------------------------------------------------------- */
-
-static __global__ void __launch_bounds__(512) read_all(const uint4 *at, size_t n, uint32_t *never) {
-    const size_t stride = (size_t)gridDim.x * 512;
-    uint32_t x = 0;
-    for (size_t i = (size_t)blockIdx.x * 512 + threadIdx.x; i + 3 * stride < n; i += 4 * stride) {
-        uint4 v[4];
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-            v[k] = at[i + k * stride];
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-            x ^= v[k].x ^ v[k].y ^ v[k].z ^ v[k].w;
-    }
-    if (x == 0x12345678u && never)
-        *never = x;
-}
-
 /* ---- the adapter ------------------------------------------------------------------------------------------------------------------------- */
 
 static __global__ void make_random(uint64_t *to, size_t n) {
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
-        uint64_t x = (i + 1) * 0x9e3779b97f4a7c15u;
-        x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-        x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-        to[i] = (x ^ x >> 31) & 0xbfffbfffbfffbfffu; /* finite */
+        to[i] = mixed(i) & 0xbfffbfffbfffbfffu; /* finite */
     }
 }
 
@@ -149,25 +118,6 @@ static br_seen expected(const br_view &device_view) {
     return seen;
 }
 
-template <class F> static double time_of(F launch) {
-    cudaEvent_t begin, end;
-    double us[REPEATS];
-    need(cudaEventCreate(&begin), "event");
-    need(cudaEventCreate(&end), "event");
-    for (int i = -2; i < REPEATS; i++) {
-        float ms;
-        need(cudaEventRecord(begin), "event");
-        launch();
-        need(cudaGetLastError(), "launch");
-        need(cudaEventRecord(end), "event");
-        need(cudaEventSynchronize(end), "running");
-        need(cudaEventElapsedTime(&ms, begin, end), "event");
-        us[i < 0 ? 0 : i] = 1e3 * ms;
-    }
-    std::sort(us, us + REPEATS);
-    return us[REPEATS / 2];
-}
-
 static br_view *views_device;
 static br_seen *seen_device;
 static std::vector<br_seen> of_tree;
@@ -199,10 +149,10 @@ template <class K, class F> static void run(const char *name, K k, F launch) {
     need(cudaFuncGetAttributes(&attributes, k), "attributes");
     need(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, k, THREADS, 0), "occupancy");
     need(cudaMemset(seen_device, 0xee, sizeof(br_seen) * (size_t)n), "poison");
-    const double us = time_of([&]() { launch(views_device, n); });
+    const double us = time_of(REPEATS, []() {}, [&]() { launch(views_device, n); });
     check(name);
     const size_t turned = (size_t)(std::find_if(views.begin(), views.end(), [](const br_view &v) { return v.part[1].n_row; }) - views.begin());
-    const double turned_us = time_of([&]() { launch(views_device + turned, 1); });
+    const double turned_us = time_of(REPEATS, []() {}, [&]() { launch(views_device + turned, 1); });
     printf("%s,%d,%d,%.1f,%.0f,%.3f,%.1f\n", name, attributes.numRegs, per_sm, us, 1e-3 * (double)n_byte / us, read_us / us, turned_us);
     fflush(stdout);
 }
@@ -238,7 +188,7 @@ static void make_places(const uint16_t *memory) {
     need(cudaMalloc(&src_device, src.size() * sizeof(uint16_t *)), "memory");
     need(cudaMemcpy(placed_device, there.data(), there.size() * sizeof(br_view), cudaMemcpyHostToDevice), "views");
     need(cudaMemcpy(src_device, src.data(), src.size() * sizeof(uint16_t *), cudaMemcpyHostToDevice), "sources");
-    copy_us = time_of([&]() { need(cudaMemcpyAsync(placed, memory, n_byte, cudaMemcpyDeviceToDevice), "copying"); });
+    copy_us = time_of(REPEATS, []() {}, [&]() { need(cudaMemcpyAsync(placed, memory, n_byte, cudaMemcpyDeviceToDevice), "copying"); });
     printf("placing: copies alone %.1f us\nversion,registers,blocks_per_sm,us,share of copies,turned_us\n", copy_us);
 }
 
@@ -251,13 +201,13 @@ template <class K, class F> static void run_placing(const char *name, int hashes
     need(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, k, THREADS, 0), "occupancy");
     need(cudaMemset(placed, 0xee, n_element * sizeof *placed), "poison");
     need(cudaMemset(seen_device, 0xee, sizeof(br_seen) * (size_t)n), "poison");
-    const double us = time_of([&]() { launch(placed_device, src_device, n); });
+    const double us = time_of(REPEATS, []() {}, [&]() { launch(placed_device, src_device, n); });
     if (hashes)
         check(name);
     hash_views<<<(unsigned)n, THREADS>>>(placed_device, seen_device);
     check(name);
     const size_t turned = (size_t)(std::find_if(views.begin(), views.end(), [](const br_view &v) { return v.part[1].n_row; }) - views.begin());
-    const double turned_us = time_of([&]() { launch(placed_device + turned, src_device + turned, 1); });
+    const double turned_us = time_of(REPEATS, []() {}, [&]() { launch(placed_device + turned, src_device + turned, 1); });
     printf("%s,%d,%d,%.1f,%.3f,%.1f\n", name, attributes.numRegs, per_sm, us, copy_us / us, turned_us);
     fflush(stdout);
 }
@@ -268,7 +218,7 @@ int main(void) {
     need(cudaMalloc(&views_device, views.size() * sizeof(br_view)), "memory");
     need(cudaMalloc(&seen_device, views.size() * sizeof(br_seen)), "memory");
     need(cudaMemcpy(views_device, views.data(), views.size() * sizeof(br_view), cudaMemcpyHostToDevice), "views");
-    read_us = time_of([&]() { read_all<<<(unsigned)(4 * n_sm), 512>>>((const uint4 *)memory, n_byte / 16, (uint32_t *)memory); });
+    read_us = time_of(REPEATS, []() {}, [&]() { read_all<<<(unsigned)(4 * n_sm), 512>>>((const uint4 *)memory, n_byte / 16, (uint32_t *)memory); });
     printf("%zu views, %.3f GB; reads alone %.1f us, %.0f GB/s\n", views.size(), 1e-9 * (double)n_byte, read_us, 1e-3 * (double)n_byte / read_us);
     printf("version,registers,blocks_per_sm,us,gbs,share,turned_us\n");
     run("tree", hash_views, [&](const br_view *view, int n) { hash_views<<<(unsigned)n, THREADS>>>(view, seen_device); });

@@ -11,21 +11,12 @@ extern "C" {
 #include "bi_index.h"
 }
 #include "lab_index_versions.cuh"
+#include "lab_time.cuh"
 
-#include <algorithm>
-#include <stdlib.h>
 #include <string.h>
-#include <vector>
 
 enum { REPEATS = 15, N_SEQ = 64, N_POS = 131072, N_HEAD = 32, DIM = 128, TOPK = 2048, BLOCK_BYTES = BR_PAGE_TOK * (DIM + 4),
        N_BLOCK = N_POS / BR_PAGE_TOK, QUERY_BYTES = N_HEAD * DIM * 2 };
-
-static void need(cudaError_t error, const char *what) {
-    if (error == cudaSuccess)
-        return;
-    fprintf(stderr, "lab_index: %s: %s\n", what, cudaGetErrorString(error));
-    exit(2);
-}
 
 template <class T> static T *on_gpu(size_t n) {
     T *block;
@@ -34,13 +25,6 @@ template <class T> static T *on_gpu(size_t n) {
 }
 
 /* ---- data ------------------------------------------------------------------------------------------------------------------------------- */
-
-static __host__ __device__ uint64_t mixed(uint64_t x) {
-    x = (x + 1) * 0x9e3779b97f4a7c15u;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-    return x ^ x >> 31;
-}
 
 /* Of either sign, below 16, as most codes of a scaled vector are. */
 static __host__ __device__ uint8_t code_of(uint64_t x) {
@@ -110,46 +94,9 @@ static index_rows make_rows(void) {
 
 /* ---- times and checks ------------------------------------------------------------------------------------------------------------------- */
 
-static __global__ void __launch_bounds__(512) read_all(const uint4 *at, size_t n, uint32_t *never) {
-    const size_t stride = (size_t)gridDim.x * 512;
-    uint32_t x = 0;
-    for (size_t i = (size_t)blockIdx.x * 512 + threadIdx.x; i + 3 * stride < n; i += 4 * stride) {
-        uint4 v[4];
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-            v[k] = at[i + k * stride];
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-            x ^= v[k].x ^ v[k].y ^ v[k].z ^ v[k].w;
-    }
-    if (x == 0x12345678u && never)
-        *never = x;
-}
-
 static uint32_t *counts; /* of the tree */
 static float *scores;
 static int32_t *selects, *select_at, *n_select;
-
-/* before() is not timed. */
-template <class B, class F> static double time_of(B before, F launch) {
-    cudaEvent_t begin, end;
-    double us[REPEATS];
-    need(cudaEventCreate(&begin), "event");
-    need(cudaEventCreate(&end), "event");
-    for (int i = -2; i < REPEATS; i++) {
-        float ms;
-        before();
-        need(cudaEventRecord(begin), "event");
-        launch();
-        need(cudaGetLastError(), "launch");
-        need(cudaEventRecord(end), "event");
-        need(cudaEventSynchronize(end), "running");
-        need(cudaEventElapsedTime(&ms, begin, end), "event");
-        us[i < 0 ? 0 : i] = 1e3 * ms;
-    }
-    std::sort(us, us + REPEATS);
-    return us[REPEATS / 2];
-}
 
 static void compare(const char *name, const void *found, const void *wanted, size_t bytes) {
     std::vector<unsigned char> a(bytes), b(bytes);
@@ -162,7 +109,7 @@ static void compare(const char *name, const void *found, const void *wanted, siz
 }
 
 template <class F> static void scan(const char *name, const index_rows &r, double read_us, F launch) {
-    const double us = time_of([&]() { need(cudaMemset(r.count, 0, sizeof(uint32_t) * N_SEQ * INDEX_BINS), "counts"); }, launch);
+    const double us = time_of(REPEATS, [&]() { need(cudaMemset(r.count, 0, sizeof(uint32_t) * N_SEQ * INDEX_BINS), "counts"); }, launch);
     if (!scores) {
         scores = on_gpu<float>((size_t)N_SEQ * N_POS);
         counts = on_gpu<uint32_t>(N_SEQ * INDEX_BINS);
@@ -178,7 +125,8 @@ template <class F> static void scan(const char *name, const index_rows &r, doubl
 template <class K> static void choose(const char *name, const index_rows &r, K kernel) {
     need(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(topk_shared)), "shared memory");
     need(cudaMemset(select_at, 0xee, sizeof(int32_t) * N_SEQ * TOPK), "poison");
-    const double us = time_of([]() {}, [&]() { kernel<<<N_SEQ * TOPK_BLOCKS, TOPK_THREADS, sizeof(topk_shared)>>>(r, select_at, n_select); });
+    const auto launch = [&]() { kernel<<<N_SEQ * TOPK_BLOCKS, TOPK_THREADS, sizeof(topk_shared)>>>(r, select_at, n_select); };
+    const double us = time_of(REPEATS, []() {}, launch);
     if (!selects) {
         selects = on_gpu<int32_t>(N_SEQ * TOPK);
         need(cudaMemcpy(selects, select_at, sizeof(int32_t) * N_SEQ * TOPK, cudaMemcpyDeviceToDevice), "selections");
@@ -200,7 +148,8 @@ int main(void) {
     const auto tree = index_score_wide<4, 4>;
     need(cudaFuncSetAttribute(tree, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), "shared memory");
     need(cudaFuncSetAttribute(score_half, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), "shared memory");
-    const double read_us = time_of([]() {}, [&]() { read_all<<<(unsigned)(4 * n_sm), 512>>>((const uint4 *)r.cache.base, n_byte / 16, r.count); });
+    const auto reads = [&]() { read_all<<<(unsigned)(4 * n_sm), 512>>>((const uint4 *)r.cache.base, n_byte / 16, r.count); };
+    const double read_us = time_of(REPEATS, []() {}, reads);
     printf("%.3f GB of keys; reads alone %.1f us, %.0f GB/s\nversion,us,share\n", 1e-9 * (double)n_byte, read_us, 1e-3 * (double)n_byte / read_us);
     scan("tree: key scan", r, read_us, [&]() { tree<<<grid, IWIDE_THREADS, shared>>>(r, 1, 1, n_key); });
     unsigned char *as_bf16 = r.query;
