@@ -1,7 +1,7 @@
 /* bi_index_store, bi_index_select on the GPU.      Contract: N-IDX, N-CHAIN, P-4
  *
  *   index_store   a warp a key: amax, power-of-two scale, codes
- *   index_query   a block of 1,024 threads a row, a warp a head: the same for queries, widened to bf16, and w of N-IDX-2
+ *   index_query   a block of 1,024 threads a row, a warp a head: the same for queries, widened, and w of N-IDX-2
  *   index_score   scores of the visible positions, by (keys, rows of a segment): bi_index_score_wide.cuh for 32 heads of 128 (and 4 to 8 of
  *                 32), else bi_index_score.cuh
  *   index_topk    bi_index_topk.cuh: the exact selection, a cluster a row
@@ -12,7 +12,7 @@
 #include "bi_index_score_wide.cuh"
 #include "bi_index_topk.cuh"
 
-enum { STORE_THREADS = 256, QUERY_THREADS = 1024, NARROW_CHUNK = 2048, N_CARVED = 5 /* arrays of a launch, each on 256 bytes */ };
+enum { STORE_THREADS = 256, QUERY_THREADS = 1024, NARROW_CHUNK = 2048, N_CARVED = 4 /* arrays of a launch, each on 256 bytes */ };
 static const size_t SCRATCH_WANTED = (size_t)1 << 30;
 static const size_t SHARED_MAX = 227 << 10, SHARED_WANTED = 72 << 10; /* three blocks of the score kernel an SM */
 
@@ -45,10 +45,7 @@ static __global__ void __launch_bounds__(STORE_THREADS) index_store(const bi_ind
     const float scale = index_scale(finite ? amax : 0);
     const int32_t n = finite ? a.d : 0;
     for (int32_t four = lane; four < d_pad / 4; four += 32) {
-        uint32_t codes = 0;
-        for (int i = 0; i < 4; i++)
-            codes |= (uint32_t)index_code(x, n, four * 4 + i, scale) << 8 * i;
-        *(uint32_t *)(block + index_code_at(d_pad, key, four)) = codes;
+        *(uint32_t *)(block + index_code_at(d_pad, key, four)) = index_codes(x, n, four, scale);
     }
     if (lane)
         return;
@@ -68,12 +65,7 @@ br_status bi_cuda_index_store(bi_ctx *ctx, const bi_index_store_args *a) {
     return bi_cuda_launched(ctx, BI_K_index_store, "index_store");
 }
 
-static __device__ __forceinline__ uint32_t query_pair(const bi_bf16 *x, int32_t n, int32_t i, float scale) {
-    const uint32_t low = bi_u32_of(bi_e4m3_widen(index_code(x, n, i, scale))) >> 16;
-    return low | (bi_u32_of(bi_e4m3_widen(index_code(x, n, i + 1, scale))) & 0xffff0000u);
-}
-
-/* The packed query of one row and its weights, and a clear histogram; heads past the last are zeros. */
+/* The packed query of one row and its weights; heads past the last are zeros. */
 static __global__ void __launch_bounds__(QUERY_THREADS) index_query(const index_rows r, const bi_index_select_args a) {
     bi_cuda_begin();
     const int32_t t = (int32_t)blockIdx.x, row = r.row0 + t;
@@ -81,8 +73,6 @@ static __global__ void __launch_bounds__(QUERY_THREADS) index_query(const index_
     int bad = 0;
     if (r.row_seg[row] < 0)
         return;
-    for (int32_t i = (int32_t)threadIdx.x; i < INDEX_BINS && r.count; i += QUERY_THREADS)
-        r.count[(int64_t)t * INDEX_BINS + i] = 0;
     for (int32_t h = (int32_t)threadIdx.x / 32; h < r.n_tile * 8; h += QUERY_THREADS / 32) {
         const bi_bf16 *x = a.q + ((int64_t)row * a.n_head + h) * a.d;
         const int32_t n = h < a.n_head ? a.d : 0;
@@ -93,10 +83,16 @@ static __global__ void __launch_bounds__(QUERY_THREADS) index_query(const index_
         bad |= !finite || !bi_is_finite(w);
         unsigned char *own = r.query + (int64_t)t * r.query_bytes;
         for (int32_t four = lane; four < r.d_pad / 4; four += 32) {
-            uint32_t *to = (uint32_t *)(own + (r.swizzled ? index_query_wide_at(r.n_tile, h, four, 0) : index_query_at(r.d_pad, h, four)));
-            uint32_t *second = r.swizzled ? (uint32_t *)(own + index_query_wide_at(r.n_tile, h, four, 1)) : to + 1;
-            *to = finite ? query_pair(x, n, four * 4, scale) : 0;
-            *second = finite ? query_pair(x, n, four * 4 + 2, scale) : 0;
+            const uint32_t codes = index_codes(x, finite ? n : 0, four, scale);
+            uint32_t low, high;
+            if (r.swizzled) {
+                iwide_widen4(codes, &low, &high);
+                *(uint32_t *)(own + index_query_wide_at(r.n_tile, h, four, 0)) = low;
+                *(uint32_t *)(own + index_query_wide_at(r.n_tile, h, four, 1)) = high;
+            } else {
+                index_widen4(codes, &low, &high);
+                *(uint2 *)(own + index_query_at(r.d_pad, h, four)) = make_uint2(low, high);
+            }
         }
         if (lane == 0)
             r.weight[(int64_t)t * r.n_tile * 8 + h] = BI_MUL(BI_MUL(w, a.c), scale);
@@ -113,10 +109,10 @@ static int64_t score_room(int64_t n_pos) {
     return (n_pos + 63) / 64 * 64;
 }
 
-/* Scratch of one row: its packed query, weights, mark, histogram, and scores of n_pos positions. */
+/* Scratch of one row: its packed query, weights, mark, and scores of n_pos positions. */
 static size_t row_bytes(int32_t n_head, int32_t d, int64_t n_pos) {
     const int32_t n_tile = (n_head + 7) / 8;
-    return index_query_bytes(n_tile, index_pad(d)) + ((size_t)n_tile * 8 + 1 + INDEX_BINS + (size_t)score_room(n_pos)) * sizeof(float);
+    return index_query_bytes(n_tile, index_pad(d)) + ((size_t)n_tile * 8 + 1 + (size_t)score_room(n_pos)) * sizeof(float);
 }
 
 size_t bi_cuda_index_scratch(const bi_limits *limits) {
@@ -177,7 +173,7 @@ static score_cut cut_of(const bi_ctx *ctx, const bi_batch *batch, const index_ro
     const int64_t seg_row = batch->seg_row_max < r->n_row ? batch->seg_row_max : r->n_row, visible = (int64_t)batch->pos_max + 1;
     const size_t one = index_score_shared(r->n_tile, r->d_pad, 1), wide = (size_t)(seg_row > 1 ? IWIDE_SHARED_MORE : IWIDE_SHARED_ONE);
     const size_t wanted = r->swizzled ? wide : SHARED_WANTED;
-    const size_t base = r->swizzled ? index_wide_shared(r->n_tile, r->d_pad, 0, 0) : 0;
+    const size_t base = r->swizzled ? index_wide_shared(r->n_tile, r->d_pad, 0) : 0;
     score_cut cut;
     cut.kernel = r->swizzled ? wide_kernel(r) : r->d_pad > 32 * SCORE_PIECES ? index_score<1> : index_score<0>;
     cut.n_row_max = seg_row < SCORE_ROWS_MAX ? seg_row : (int64_t)SCORE_ROWS_MAX;
@@ -193,7 +189,7 @@ static score_cut cut_of(const bi_ctx *ctx, const bi_batch *batch, const index_ro
 static br_status score_rows(bi_ctx *ctx, const bi_batch *batch, const index_rows *r, const score_cut *cut) {
     const size_t one = index_score_shared(r->n_tile, r->d_pad, 1);
     const int32_t n_row_max = (int32_t)cut->n_row_max;
-    const size_t bytes = r->swizzled ? index_wide_shared(r->n_tile, r->d_pad, n_row_max, r->count != NULL) : one * (size_t)n_row_max;
+    const size_t bytes = r->swizzled ? index_wide_shared(r->n_tile, r->d_pad, n_row_max) : one * (size_t)n_row_max;
     if (one > SHARED_MAX)
         return br_fail(BR_E_LIMIT, "index_select: %d heads of %d: expected their queries in %zu bytes of shared memory, not %zu", r->n_head,
                        r->d_pad, SHARED_MAX, one);
@@ -204,19 +200,26 @@ static br_status score_rows(bi_ctx *ctx, const bi_batch *batch, const index_rows
     return bi_cuda_launched(ctx, BI_K_index_score, "index_select");
 }
 
-static br_status select_rows(bi_ctx *ctx, const bi_index_select_args *a, const index_rows *rows, uint32_t *count) {
-    index_rows r = *rows;
-    const score_cut cut = cut_of(ctx, a->batch, &r);
-    const int scores = !a->scored && (r.all || a->batch->pos_max >= r.topk);
-    r.count = r.swizzled && cut.n_row_max == 1 && scores ? count : NULL;
+typedef void (*topk_kernel)(index_rows, int32_t *, int32_t *);
+
+/* As many blocks a row as leave every row a place. */
+static topk_kernel topk_of(int64_t n_row, int64_t n_sm, int64_t *n_block) {
+    *n_block = n_row * 8 <= n_sm ? 8 : n_row * 4 <= n_sm ? 4 : 2;
+    return *n_block == 8 ? index_topk<8> : *n_block == 4 ? index_topk<4> : index_topk<2>;
+}
+
+static br_status select_rows(bi_ctx *ctx, const bi_index_select_args *a, const index_rows *r) {
+    const score_cut cut = cut_of(ctx, a->batch, r);
     if (!a->scored) {
-        bi_cuda_launch(ctx, index_query, (unsigned)r.n_row, QUERY_THREADS, 0, r, *a);
+        bi_cuda_launch(ctx, index_query, (unsigned)r->n_row, QUERY_THREADS, 0, *r, *a);
         BR_TRY(bi_cuda_launched(ctx, BI_K_index_query, "index_select"));
     }
-    if (scores)
-        BR_TRY(score_rows(ctx, a->batch, &r, &cut));
-    cudaFuncSetAttribute(index_topk, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(topk_shared));
-    bi_cuda_launch(ctx, index_topk, (unsigned)(r.n_row * TOPK_BLOCKS), TOPK_THREADS, sizeof(topk_shared), r, a->select, a->n_select);
+    if (!a->scored && (r->all || a->batch->pos_max >= r->topk))
+        BR_TRY(score_rows(ctx, a->batch, r, &cut));
+    int64_t n_block;
+    const topk_kernel topk = topk_of(r->n_row, ctx->n_sm, &n_block);
+    cudaFuncSetAttribute(topk, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(topk_shared));
+    bi_cuda_launch(ctx, topk, (unsigned)(r->n_row * n_block), TOPK_THREADS, sizeof(topk_shared), *r, a->select, a->n_select);
     return bi_cuda_launched(ctx, BI_K_index_topk, "index_select");
 }
 
@@ -231,19 +234,18 @@ br_status bi_cuda_index_select(bi_ctx *ctx, const bi_index_select_args *a) {
         return BR_OK;
     index_rows r = {batch->seg, batch->row_seg, a->cache, 0, 0, a->n_head, (a->n_head + 7) / 8, index_pad(a->d), a->topk,
                     (uintptr_t)a->cache.base % 16 == 0 && a->cache.block_bytes % 16 == 0, 0, a->score != NULL, 0, NULL, NULL, NULL, NULL,
-                    a->score ? a->score_ld : score_room(n_pos), NULL};
+                    a->score ? a->score_ld : score_room(n_pos)};
     r.query_bytes = (int32_t)index_query_bytes(r.n_tile, r.d_pad);
     r.swizzled = wide_kernel(&r) != NULL;
     r.query = (unsigned char *)bi_carve(&carver, n_fit * (size_t)r.query_bytes);
     r.weight = (float *)bi_carve(&carver, n_fit * (size_t)r.n_tile * 8 * sizeof *r.weight);
     int32_t *bad = (int32_t *)bi_carve(&carver, n_fit * sizeof *r.bad);
     r.bad = a->scored ? NULL : bad;
-    uint32_t *count = (uint32_t *)bi_carve(&carver, n_fit * INDEX_BINS * sizeof *count);
     float *score = a->score ? NULL : (float *)bi_carve(&carver, n_fit * (size_t)r.score_ld * sizeof *score);
     for (r.row0 = 0; r.row0 < batch->n_row; r.row0 += (int32_t)n_fit) {
         r.n_row = batch->n_row - r.row0 < (int32_t)n_fit ? batch->n_row - r.row0 : (int32_t)n_fit;
         r.score = a->score ? a->score + r.row0 * a->score_ld : score;
-        BR_TRY(select_rows(ctx, a, &r, count));
+        BR_TRY(select_rows(ctx, a, &r));
     }
     return BR_OK;
 }

@@ -13,9 +13,7 @@
 enum {
     INDEX_TILE = 16,
     INDEX_PIECE = 512,
-    INDEX_KEYS = 32,   /* keys a warp takes at once */
-    INDEX_BINS = 2048, /* of the first digit of a score's key: its upper 11 bits */
-    INDEX_DIGIT = 21   /* the bits below it */
+    INDEX_KEYS = 32 /* keys a warp takes at once */
 };
 
 static inline BI_HD int32_t index_pad(int32_t d) {
@@ -48,22 +46,17 @@ typedef struct index_rows {
     bi_cache cache;
     int32_t row0, n_row, n_head, n_tile, d_pad, topk; /* n_tile: eights of heads */
     int32_t wide;                                     /* blocks lie on 16 bytes */
-    int32_t swizzled;                                 /* queries are packed for the wide form */
+    int32_t swizzled;                                 /* queries are packed for the wide form, as f16; else as bf16 */
     int32_t all;                                      /* rows that see no more than topk are scored as well */
     int32_t query_bytes;                              /* of a row's packed query */
-    unsigned char *query;                             /* (n_row) of (8 * n_tile, d_pad) bf16, packed */
+    unsigned char *query;                             /* (n_row) of (8 * n_tile, d_pad), packed */
     float *weight;                                    /* (n_row, 8 * n_tile) */
     int32_t *bad;                                     /* (n_row) an element of q or w is not finite; NULL: of no row */
     float *score;                                     /* (n_row, score_ld) */
     int64_t score_ld;
-    uint32_t *count;                                  /* (n_row, INDEX_BINS) of the first digit; NULL: the selection counts it itself */
 } index_rows;
 
 #ifdef __CUDACC__
-
-static __device__ __forceinline__ uint32_t index_first_digit(uint32_t key) {
-    return key >> INDEX_DIGIT;
-}
 
 static __device__ __forceinline__ int32_t index_visible(const bi_seg &seg, int32_t row) {
     return seg.pos + row - seg.row + 1;
@@ -92,8 +85,13 @@ static __device__ __forceinline__ uint32_t index_amax(const bi_bf16 *x, int32_t 
     return amax;
 }
 
-static __device__ __forceinline__ uint8_t index_code(const bi_bf16 *x, int32_t n, int32_t i, float scale) {
-    return i < n ? bi_e4m3_of(BI_DIV(bi_widen(x[i]), scale)) : (uint8_t)0;
+/* Codes of columns 4 * four .. + 3 of x (n); zeros past the last. */
+static __device__ __forceinline__ uint32_t index_codes(const bi_bf16 *x, int32_t n, int32_t four, float scale) {
+    uint32_t codes = 0;
+    for (int i = 0; i < 4; i++)
+        if (four * 4 + i < n)
+            codes |= (uint32_t)bi_e4m3_of(BI_DIV(bi_widen(x[four * 4 + i]), scale)) << 8 * i;
+    return codes;
 }
 
 #endif

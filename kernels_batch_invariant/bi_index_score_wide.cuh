@@ -2,9 +2,9 @@
  *
  * Grid: (chunk of blocks of 64 keys, rows of one segment), one warpgroup a block, IWIDE_PER_SM blocks an SM, IWIDE_PER_SM_MORE where rows
  * share keys. Shared memory: a ring of key blocks as they lie in the cache, each one bulk copy; the rows' queries, 128 bytes a head and
- * chunk of 64 columns, swizzled; their weights; the block numbers of the chunk; a histogram of the first digit of the scores' keys (P-4),
- * where the selection wants it.
- * Keys are on M, from registers, heads on N: accumulators lie as in bi_index_score.cuh, and so do the four chains p_r. */
+ * chunk of 64 columns, swizzled; their weights; the block numbers of the chunk.
+ * Keys are on M, from registers, heads on N: accumulators lie as in bi_index_score.cuh, and so do the four chains p_r. Both are f16 here:
+ * e4m3 codes are exact in it, the tensor core's block model is the same (numerics), and one instruction widens two codes. */
 #ifndef BI_INDEX_SCORE_WIDE_CUH
 #define BI_INDEX_SCORE_WIDE_CUH
 
@@ -17,15 +17,15 @@ enum {
     IWIDE_PER_SM_MORE = 2,
     IWIDE_BLOCKS_MIN = 4, /* blocks of 64 keys in a chunk */
     IWIDE_BLOCKS_MAX = 64,
-    IWIDE_WAVES = 4,
+    IWIDE_WAVES = 8,
     IWIDE_SHARED_ONE = 36 << 10, /* bytes of a block, so that IWIDE_PER_SM or IWIDE_PER_SM_MORE fit */
     IWIDE_SHARED_MORE = 110 << 10
 };
 
-static inline size_t index_wide_shared(int32_t n_tile, int32_t d_pad, int32_t n_row, int with_count) {
+static inline size_t index_wide_shared(int32_t n_tile, int32_t d_pad, int32_t n_row) {
     const size_t block = (size_t)BR_PAGE_TOK * ((size_t)d_pad + sizeof(float));
     return (size_t)n_row * (index_query_bytes(n_tile, d_pad) + (size_t)n_tile * 8 * sizeof(float)) + IWIDE_STAGES * (block + 8) +
-           IWIDE_BLOCKS_MAX * sizeof(int32_t) + (with_count ? INDEX_BINS * sizeof(uint32_t) : 0) + 1024;
+           IWIDE_BLOCKS_MAX * sizeof(int32_t) + 1024;
 }
 
 #ifdef __CUDACC__
@@ -42,6 +42,12 @@ static __device__ __forceinline__ void iwide_wait(uint64_t *bar, uint32_t parity
                      : "r"(iwide_shared(bar)), "r"(parity)
                      : "memory");
     } while (!done);
+}
+
+/* Four e4m3 codes as two pairs of f16, exact. */
+static __device__ __forceinline__ void iwide_widen4(uint32_t codes, uint32_t *low, uint32_t *high) {
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;\n" : "=r"(*low) : "h"((uint16_t)codes));
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;\n" : "=r"(*high) : "h"((uint16_t)(codes >> 16)));
 }
 
 /* A key block to its stage. Keys are read once; what they would push out of the L2 are the scores. */
@@ -61,14 +67,14 @@ static __device__ __forceinline__ void iwide_load(void *to, const void *from, ui
 /* d (64 keys, heads) = a (64, 16) x b (heads, 16)^T, plus d where `keep`. */
 static __device__ __forceinline__ void iwide_mma(float (&d)[1][4], const uint32_t a[4], uint64_t b, int keep) {
     asm volatile("{.reg .pred p;\nsetp.ne.b32 p, %9, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0,%1,%2,%3}, {%4,%5,%6,%7}, %8, p, 1, 1, 0;}\n"
+                 "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0,%1,%2,%3}, {%4,%5,%6,%7}, %8, p, 1, 1, 0;}\n"
                  : IWIDE_D4(0)
                  : IWIDE_A);
 }
 
 static __device__ __forceinline__ void iwide_mma(float (&d)[4][4], const uint32_t a[4], uint64_t b, int keep) {
     asm volatile("{.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
                  "{%16,%17,%18,%19}, %20, p, 1, 1, 0;}\n"
                  : IWIDE_D4(0), IWIDE_D4(1), IWIDE_D4(2), IWIDE_D4(3)
                  : IWIDE_A);
@@ -81,7 +87,6 @@ struct iwide_layout {
     unsigned char *query, *stage;
     float *weight;
     int32_t *block;
-    uint32_t *count;
     uint64_t *full;
     __device__ __forceinline__ iwide_layout(unsigned char *base, int32_t n_row, int32_t row_bytes, int32_t n_weight, int32_t block_bytes) {
         query = base + (1024 - iwide_shared(base) % 1024) % 1024;
@@ -89,7 +94,6 @@ struct iwide_layout {
         full = (uint64_t *)(stage + IWIDE_STAGES * block_bytes);
         weight = (float *)(full + IWIDE_STAGES);
         block = (int32_t *)(weight + n_row * n_weight);
-        count = (uint32_t *)(block + IWIDE_BLOCKS_MAX);
     }
 };
 
@@ -100,10 +104,10 @@ static __device__ __forceinline__ void iwide_keys(uint32_t (&a)[2 * PIECES][4], 
 #pragma unroll
     for (int i = 0; i < PIECES; i++) {
         const uint4 raw = x[i * 32];
-        index_widen4(raw.x, &a[2 * i][0], &a[2 * i][2]);
-        index_widen4(raw.y, &a[2 * i][1], &a[2 * i][3]);
-        index_widen4(raw.z, &a[2 * i + 1][0], &a[2 * i + 1][2]);
-        index_widen4(raw.w, &a[2 * i + 1][1], &a[2 * i + 1][3]);
+        iwide_widen4(raw.x, &a[2 * i][0], &a[2 * i][2]);
+        iwide_widen4(raw.y, &a[2 * i][1], &a[2 * i][3]);
+        iwide_widen4(raw.z, &a[2 * i + 1][0], &a[2 * i + 1][2]);
+        iwide_widen4(raw.w, &a[2 * i + 1][1], &a[2 * i + 1][3]);
     }
 }
 
@@ -158,8 +162,6 @@ static __device__ __forceinline__ void iwide_begin(const index_rows &r, const in
         ((uint4 *)sh.query)[i] = ((const uint4 *)(r.query + t0 * row_bytes))[i];
     for (int32_t i = tid; i < g.n * n_weight; i += IWIDE_THREADS)
         sh.weight[i] = r.weight[t0 * n_weight + i];
-    for (int32_t i = tid; i < INDEX_BINS && r.count; i += IWIDE_THREADS)
-        sh.count[i] = 0;
     asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
     __syncthreads();
 }
@@ -194,17 +196,10 @@ static __global__ void __launch_bounds__(IWIDE_THREADS, IWIDE_PER_SM)
             const float sum = iwide_score<N8, PIECES>(a, sh.query + i * row_bytes, sh.weight + i * n_weight, r.n_head, lane);
             float x = BI_MUL(sum, scale);
             x = bi_is_nan(x) ? bi_f32_of(BI_F32_NAN) : x;
-            if (lane % 4 >= 2 || own >= index_visible(g.seg, g.first + i))
-                continue;
-            r.score[(t0 + i) * r.score_ld + own] = r.bad[t0 + i] ? 0.0f : x;
-            if (r.count)
-                atomicAdd(&sh.count[index_first_digit(bi_order_key(x))], 1u);
+            if (lane % 4 < 2 && own < index_visible(g.seg, g.first + i))
+                r.score[(t0 + i) * r.score_ld + own] = r.bad[t0 + i] ? 0.0f : x;
         }
     }
-    __syncthreads();
-    for (int32_t i = tid; i < INDEX_BINS && r.count; i += IWIDE_THREADS)
-        if (sh.count[i])
-            atomicAdd(&r.count[t0 * INDEX_BINS + i], sh.count[i]);
 }
 
 #endif

@@ -1,33 +1,45 @@
 /* bi_index_topk: the best visible positions of a row, rising.      Contract: N-IDX-4, P-4
  *
- * Grid: a cluster of 8 blocks of 256 threads a row, so that 64 rows are on the GPU at once; each has an eighth of the positions, a warp an
- * eighth of that, in order. Integers only, so no order matters: three histograms, of 11, 11 and 10 bits of the key, find the k-th key;
- * each block adds up an eighth of the bins over the cluster and hands the sums to all. The first histogram comes with the scores where
- * one row at a time was scored. After it a warp lists its keys that are still of interest, selected or undecided, and the rest works on
- * the list; when it is too long, on all of its keys again. At the end every warp counts what it selects, and writes behind what the warps and
- * blocks before it select: among keys equal to the k-th the lowest positions win. */
+ * Grid: a cluster of BLOCKS blocks of 1,024 threads a row, so many that 64 rows are on the GPU at once and one row alone has eight SMs. Each
+ * block has an equal share of the positions, in order, and so has each of its warps. Integers only, so no order of the work matters.
+ *
+ *   1  Every block finds, in the same sample of the row, a key that somewhat more than topk keys reach.
+ *   2  Every warp lists its keys from that one on, in order.
+ *   3  Every block gathers the listed keys of the row and finds the topk-th: the k-th key of the row.
+ *   4  Every warp counts what it selects, and writes behind what the warps and blocks before it select: among keys equal to the k-th the
+ *      lowest positions win.
+ *
+ * Where the sample misled, equal keys are too many or a list is too long, three histograms of all keys of the row, added up over the
+ * cluster, find the k-th key instead, and 4 goes over the scores. */
 #ifndef BI_INDEX_TOPK_CUH
 #define BI_INDEX_TOPK_CUH
 
 #include "bi_index_parts.cuh"
 
 enum {
-    TOPK_BLOCKS = 8,
-    TOPK_THREADS = 256,
+    TOPK_BLOCKS_MAX = 8,
+    TOPK_THREADS = 1024,
     TOPK_WARPS = TOPK_THREADS / 32,
-    TOPK_LIST = 384, /* keys that a warp lists; four blocks an SM */
-    TOPK_EACH = 8    /* keys a thread loads at once */
+    TOPK_BINS = 2048,   /* of a digit of 11 bits */
+    TOPK_SAMPLE = 4096, /* keys, in eights */
+    TOPK_COARSE = 13,   /* bits of a key that the sample leaves unknown: 1/1,024 of an octave */
+    TOPK_GATHER = 8192, /* listed keys of a row */
+    TOPK_LIST = 512,    /* of a warp */
+    TOPK_EACH = 8       /* keys a thread loads at once */
 };
-static_assert((int)INDEX_BINS == (int)BI_ORDER_BINS, "one table of bins for all digits");
+static_assert((int)TOPK_BINS == (int)BI_ORDER_BINS, "the oracle's digits");
+static_assert((int)TOPK_BINS <= (int)TOPK_GATHER && (int)TOPK_SAMPLE <= (int)TOPK_GATHER, "one room for all three");
 
 #ifdef __CUDACC__
 
 typedef struct topk_shared {
-    uint32_t bin[INDEX_BINS];   /* of this block's keys */
-    uint32_t total[INDEX_BINS]; /* of the row's */
+    uint32_t bin[TOPK_BINS];        /* of this block's keys */
+    uint32_t gathered[TOPK_GATHER]; /* keys of the sample; of the lists; else the histogram of the row */
     uint32_t warp_sum[TOPK_WARPS];
-    uint32_t found[2];          /* the bin of the k-th key, and its rank among the keys of that bin */
-    uint32_t above[TOPK_BLOCKS], equal[TOPK_BLOCKS]; /* by block: keys above the k-th, keys equal to it */
+    uint32_t found[2];              /* the bin of the wanted key, and its rank among the keys of that bin */
+    uint32_t least, greatest;       /* bounds of the gathered keys */
+    uint32_t listed[TOPK_BLOCKS_MAX][TOPK_WARPS]; /* keys that a warp wants to list, too many or not */
+    uint32_t above[TOPK_BLOCKS_MAX], equal[TOPK_BLOCKS_MAX]; /* by block: keys above the k-th, keys equal to it */
     uint32_t warp_above[TOPK_WARPS], warp_equal[TOPK_WARPS];
     uint32_t key[TOPK_WARPS][TOPK_LIST];
     int32_t position[TOPK_WARPS][TOPK_LIST];
@@ -39,8 +51,17 @@ static __device__ __forceinline__ uint32_t topk_cluster_rank(void) {
     return rank;
 }
 
+static __device__ __forceinline__ void topk_cluster_arrive(void) {
+    asm volatile("barrier.cluster.arrive.release.aligned;\n" ::: "memory");
+}
+
+static __device__ __forceinline__ void topk_cluster_wait(void) {
+    asm volatile("barrier.cluster.wait.acquire.aligned;\n" ::: "memory");
+}
+
 static __device__ __forceinline__ void topk_cluster_sync(void) {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n" ::: "memory");
+    topk_cluster_arrive();
+    topk_cluster_wait();
 }
 
 /* The other block's word at the place of `own` in this one's shared memory. */
@@ -60,7 +81,98 @@ static __device__ __forceinline__ void topk_remote_store(const uint32_t *own, ui
                  : "memory");
 }
 
-/* A warp's keys in order: n of them, from its list or, when that is NULL, from the scores of positions first .. */
+/* x of this lane and all before it. */
+static __device__ __forceinline__ uint32_t topk_through(uint32_t x, int lane) {
+    for (int h = 1; h < 32; h <<= 1) {
+        const uint32_t before = __shfl_up_sync(0xffffffffu, x, (unsigned)h);
+        x += lane >= h ? before : 0;
+    }
+    return x;
+}
+
+/* ---- a key by its rank ----------------------------------------------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ void topk_clear(topk_shared &sh) {
+    for (int i = (int)threadIdx.x; i < TOPK_BINS; i += TOPK_THREADS)
+        sh.bin[i] = 0;
+    __syncthreads();
+}
+
+/* The bin that holds the left-th largest of the counted keys, and its rank in there, in sh.found. A thread owns two bins, thread 0 the largest. */
+static __device__ __forceinline__ void topk_find(topk_shared &sh, const uint32_t *bins, uint32_t left) {
+    static_assert((int)TOPK_BINS == 2 * (int)TOPK_THREADS && (int)TOPK_WARPS == 32, "two bins a thread, sums of warps a lane");
+    const int tid = (int)threadIdx.x, lane = tid % 32, warp = tid / 32;
+    const uint2 own = *(const uint2 *)&bins[TOPK_BINS - 2 - 2 * tid];
+    const uint32_t through = topk_through(own.x + own.y, lane);
+    if (lane == 31)
+        sh.warp_sum[warp] = through;
+    __syncthreads();
+    const uint32_t before = __reduce_add_sync(0xffffffffu, lane < warp ? sh.warp_sum[lane] : 0) + through - own.x - own.y;
+    if (before < left && left <= before + own.y + own.x) {
+        const int second = left > before + own.y;
+        sh.found[0] = (uint32_t)(TOPK_BINS - 1 - 2 * tid - second);
+        sh.found[1] = left - before - (second ? own.y : 0);
+    }
+    __syncthreads();
+}
+
+/* The rank-th largest of the n gathered keys, by those of them that lie in least .. greatest, and its rank among the keys equal to it. `coarse`
+ * lower bits may be left 0; the rank is then that among keys equal in the upper ones. */
+static __device__ __forceinline__ uint32_t topk_pick(topk_shared &sh, int32_t n, uint32_t least, uint32_t greatest, int coarse, uint32_t *rank) {
+    uint32_t prefix = 0;
+    int top = 32 - __clz((int)(greatest - least)), first = 1; /* top: bits that are not known */
+    while (top > coarse) {
+        const int shift = top > 11 ? top - 11 : 0;
+        topk_clear(sh);
+        for (int32_t i = (int32_t)threadIdx.x; i < n; i += TOPK_THREADS) {
+            const uint32_t key = sh.gathered[i], x = key - least;
+            if (key >= least && (first || x >> top == prefix >> top))
+                atomicAdd(&sh.bin[x >> shift & (TOPK_BINS - 1)], 1u);
+        }
+        __syncthreads();
+        topk_find(sh, sh.bin, *rank);
+        prefix |= sh.found[0] << shift;
+        *rank = sh.found[1];
+        top = shift;
+        first = 0;
+    }
+    return least + prefix;
+}
+
+/* A key that more than topk of the row's n keys reach, unless the sample misleads: an eight of keys out of each of equal parts of the row,
+ * somewhere in it, since keys may repeat. Of a warp's 32 keys one is the greatest; as many keys as warps have loaded reach the least of
+ * these, so that only keys from there on need counting where that is enough. */
+static __device__ __forceinline__ uint32_t topk_sample(topk_shared &sh, const float *score, int32_t n, int32_t topk) {
+    enum { OWN = TOPK_SAMPLE / TOPK_THREADS, N_PART = TOPK_SAMPLE / 8, N_LOAD = TOPK_SAMPLE / 32 };
+    const int tid = (int)threadIdx.x;
+    const float expected = (float)topk * ((float)TOPK_SAMPLE / (float)n), more = expected + 5.0f * sqrtf(expected);
+    uint32_t key[OWN], rank = (uint32_t)(more < 2.0f * expected ? more : 2.0f * expected) + 1, least = 0xffffffffu, greatest = 0;
+    rank = rank < TOPK_SAMPLE ? rank : TOPK_SAMPLE;
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        const uint64_t part = (uint64_t)(i * TOPK_THREADS + tid) / 8, begin = part * (uint64_t)(n / 8) / N_PART;
+        const uint64_t within = (part * 0x9e3779b1u >> 8 & 0xffff) * (uint64_t)(n / 8 / N_PART) >> 16;
+        key[i] = bi_u32_of(score[(begin + within) * 8 + tid % 8]);
+    }
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        key[i] = bi_order_key(bi_f32_of(key[i]));
+        sh.gathered[i * TOPK_THREADS + tid] = key[i];
+        const uint32_t best = __reduce_max_sync(0xffffffffu, key[i]);
+        least = best < least ? best : least;
+        greatest = best > greatest ? best : greatest;
+    }
+    if (tid % 32 == 0) {
+        atomicMin(&sh.least, least);
+        atomicMax(&sh.greatest, greatest);
+    }
+    __syncthreads();
+    return topk_pick(sh, TOPK_SAMPLE, rank <= N_LOAD ? sh.least : 0, sh.greatest, TOPK_COARSE, &rank);
+}
+
+/* ---- the keys of a warp ---------------------------------------------------------------------------------------------------------------- */
+
+/* n keys in order: of a list, or of the scores of positions first .. where key is NULL. */
 typedef struct topk_keys {
     const uint32_t *key;
     const int32_t *position;
@@ -68,8 +180,12 @@ typedef struct topk_keys {
     int32_t first, n;
 } topk_keys;
 
-static __device__ __forceinline__ uint32_t topk_key(const topk_keys &s, int32_t i) {
-    return s.key ? s.key[i] : bi_order_key(s.score[i]);
+/* The keys of warp `number` of n_warp. */
+static __device__ __forceinline__ topk_keys topk_share(const float *score, int32_t n, int32_t number, int32_t n_warp) {
+    const int32_t share = ((n + n_warp - 1) / n_warp + 31) / 32 * 32;
+    const int64_t first = (int64_t)number * share, left = n - first;
+    const topk_keys all = {NULL, NULL, score + first, (int32_t)first, (int32_t)(left < 0 ? 0 : left < share ? left : share)};
+    return all;
 }
 
 /* This lane's scores of a step of 32 * TOPK_EACH keys from `at` on. */
@@ -79,94 +195,10 @@ static __device__ __forceinline__ void topk_load(float (&score)[TOPK_EACH], cons
         score[i] = at + 32 * i + lane < all.n ? all.score[at + 32 * i + lane] : 0.0f;
 }
 
-/* Counts this warp's keys that agree with prefix under mask. Scores are on their way while those before them are counted. */
-static __device__ __forceinline__ void topk_count(const topk_keys &s, uint32_t *bin, uint32_t prefix, uint32_t mask, int shift, uint32_t bin_mask) {
-    const int lane = (int)threadIdx.x % 32;
-    if (s.key) {
-        for (int32_t i = lane; i < s.n; i += 32)
-            if ((s.key[i] & mask) == prefix)
-                atomicAdd(&bin[s.key[i] >> shift & bin_mask], 1u);
-        return;
-    }
-    float next[TOPK_EACH], score[TOPK_EACH];
-    topk_load(next, s, 0, lane);
-    for (int32_t at = 0; at < s.n; at += 32 * TOPK_EACH) {
-#pragma unroll
-        for (int i = 0; i < TOPK_EACH; i++)
-            score[i] = next[i];
-        topk_load(next, s, at + 32 * TOPK_EACH, lane);
-#pragma unroll
-        for (int i = 0; i < TOPK_EACH; i++) {
-            const uint32_t key = bi_order_key(score[i]);
-            if (at + 32 * i + lane < s.n && (key & mask) == prefix)
-                atomicAdd(&bin[key >> shift & bin_mask], 1u);
-        }
-    }
-}
-
-/* Every block's bins added up, to sh.total of every block. */
-static __device__ __forceinline__ void topk_sum(topk_shared &sh, uint32_t rank) {
-    const int tid = (int)threadIdx.x;
-    topk_cluster_sync();
-    if (tid < INDEX_BINS / TOPK_BLOCKS) {
-        const uint32_t bin = rank * (INDEX_BINS / TOPK_BLOCKS) + (uint32_t)tid;
-        uint32_t sum = 0;
-        for (uint32_t block = 0; block < TOPK_BLOCKS; block++)
-            sum += topk_remote_load(&sh.bin[bin], block);
-        for (uint32_t block = 0; block < TOPK_BLOCKS; block++)
-            topk_remote_store(&sh.total[bin], block, sum);
-    }
-    topk_cluster_sync();
-}
-
-/* The row's histogram of `width` bits from `shift` on, of the keys that agree with prefix under mask, in sh.total of every block. */
-static __device__ __forceinline__ void topk_histogram(const topk_keys &s, topk_shared &sh, uint32_t rank, uint32_t prefix, uint32_t mask, int shift,
-                                                      int width) {
-    const int tid = (int)threadIdx.x;
-    for (int i = tid; i < INDEX_BINS; i += TOPK_THREADS)
-        sh.bin[i] = 0;
-    __syncthreads();
-    topk_count(s, sh.bin, prefix, mask, shift, (1u << width) - 1);
-    topk_sum(sh, rank);
-}
-
-/* The bin that holds the left-th largest of the row's counted keys, and its rank in there. A thread owns INDEX_BINS / TOPK_THREADS bins,
- * thread 0 the largest. */
-static __device__ __forceinline__ void topk_find(topk_shared &sh, uint32_t left) {
-    enum { OWN = INDEX_BINS / TOPK_THREADS };
-    const int tid = (int)threadIdx.x, lane = tid % 32, warp = tid / 32;
-    uint32_t count[OWN], own = 0;
-    static_assert(OWN % 4 == 0, "bins of a thread are read by four");
-    for (int i = 0; i < OWN; i += 4) {
-        const uint4 four = *(const uint4 *)&sh.total[INDEX_BINS - 4 - (tid * OWN + i)];
-        count[i] = four.w, count[i + 1] = four.z, count[i + 2] = four.y, count[i + 3] = four.x;
-        own += four.x + four.y + four.z + four.w;
-    }
-    uint32_t through = own;
-    for (int h = 1; h < 32; h <<= 1) {
-        const uint32_t before = __shfl_up_sync(0xffffffffu, through, (unsigned)h);
-        through += lane >= h ? before : 0;
-    }
-    if (lane == 31)
-        sh.warp_sum[warp] = through;
-    __syncthreads();
-    for (int w = 0; w < warp; w++)
-        through += sh.warp_sum[w];
-    uint32_t before = through - own;
-    for (int i = 0; i < OWN; i++) {
-        if (before < left && left <= before + count[i]) {
-            sh.found[0] = (uint32_t)(INDEX_BINS - 1 - (tid * OWN + i));
-            sh.found[1] = left - before;
-        }
-        before += count[i];
-    }
-    __syncthreads();
-}
-
-/* Lists this warp's keys of at least `least` in order. Returns how many there are, listed or not. The next step's scores are on their way
- * while one is at work. */
-static __device__ __forceinline__ int32_t topk_list(const topk_keys &all, topk_shared &sh, uint32_t least, int lane, int warp) {
-    int32_t n = 0;
+/* Lists keys of at least `least` in order, as long as there is room. Returns how many there are. The next step's scores are on their way while
+ * one is at work. */
+static __device__ __forceinline__ uint32_t topk_list(const topk_keys &all, topk_shared &sh, uint32_t least, int lane, int warp) {
+    uint32_t n = 0;
     float next[TOPK_EACH], score[TOPK_EACH];
     topk_load(next, all, 0, lane);
     for (int32_t at = 0; at < all.n; at += 32 * TOPK_EACH) {
@@ -178,121 +210,189 @@ static __device__ __forceinline__ int32_t topk_list(const topk_keys &all, topk_s
         for (int i = 0; i < TOPK_EACH; i++) {
             const uint32_t key = bi_order_key(score[i]);
             const int wanted = at + 32 * i + lane < all.n && key >= least;
-            const uint32_t vote = __ballot_sync(0xffffffffu, wanted);
-            const int32_t place = n + __popc(vote & ((1u << lane) - 1));
+            const uint32_t vote = __ballot_sync(0xffffffffu, wanted), place = n + (uint32_t)__popc(vote & ((1u << lane) - 1));
             if (wanted && place < TOPK_LIST) {
                 sh.key[warp][place] = key;
                 sh.position[warp][place] = all.first + at + 32 * i + lane;
             }
-            n += __popc(vote);
+            n += (uint32_t)__popc(vote);
         }
     }
     return n;
 }
 
-/* This warp's keys in order, 32 at a time: votes of those above the k-th and those equal to it. */
-static __device__ __forceinline__ void topk_vote(const topk_keys &s, int32_t i, uint32_t kth, uint32_t *above, uint32_t *equal) {
-    const uint32_t key = i < s.n ? topk_key(s, i) : 0;
-    *above = __ballot_sync(0xffffffffu, i < s.n && key > kth);
-    *equal = __ballot_sync(0xffffffffu, i < s.n && key == kth);
+/* The keys of the row's lists, a block after the other, to sh.gathered, the greatest to sh.greatest. A warp takes the lists of the same warp of
+ * all blocks. Returns how many there are; more than TOPK_GATHER when one list was too long. */
+template <int BLOCKS> static __device__ __forceinline__ int32_t topk_gather(topk_shared &sh, int lane, int warp) {
+    uint32_t n = 0, longest = 0, greatest = 0;
+#pragma unroll
+    for (int b = 0; b < BLOCKS; b++) {
+        const uint32_t own = sh.listed[b][lane], through = topk_through(own, lane), n_key = __shfl_sync(0xffffffffu, own, warp);
+        const uint32_t place = n + __shfl_sync(0xffffffffu, through, warp) - n_key;
+        for (uint32_t i = (uint32_t)lane; i < n_key && i < TOPK_LIST && place + i < TOPK_GATHER; i += 32) {
+            const uint32_t key = topk_remote_load(&sh.key[warp][i], (uint32_t)b);
+            sh.gathered[place + i] = key;
+            greatest = key > greatest ? key : greatest;
+        }
+        longest = own > longest ? own : longest;
+        n += __shfl_sync(0xffffffffu, through, 31);
+    }
+    greatest = __reduce_max_sync(0xffffffffu, greatest);
+    if (lane == 0)
+        atomicMax(&sh.greatest, greatest);
+    __syncthreads();
+    return (int32_t)(__reduce_max_sync(0xffffffffu, longest) > TOPK_LIST || n > TOPK_GATHER ? TOPK_GATHER + 1 : n);
+}
+
+/* ---- the k-th key out of all ------------------------------------------------------------------------------------------------------------ */
+
+/* Counts a digit of this warp's keys that agree with prefix under mask. */
+static __device__ __forceinline__ void topk_count(const topk_keys &all, uint32_t *bin, uint32_t prefix, uint32_t mask, int shift, uint32_t bin_mask) {
+    const int lane = (int)threadIdx.x % 32;
+    for (int32_t at = 0; at < all.n; at += 32 * TOPK_EACH) {
+        float score[TOPK_EACH];
+        topk_load(score, all, at, lane);
+#pragma unroll
+        for (int i = 0; i < TOPK_EACH; i++) {
+            const uint32_t key = bi_order_key(score[i]);
+            if (at + 32 * i + lane < all.n && (key & mask) == prefix)
+                atomicAdd(&bin[key >> shift & bin_mask], 1u);
+        }
+    }
+}
+
+/* Every block's bins added up, to `total` of every block, each of which adds up its share of them. */
+template <int BLOCKS> static __device__ __forceinline__ void topk_sum(topk_shared &sh, uint32_t *total, uint32_t rank) {
+    topk_cluster_sync();
+    for (int i = (int)threadIdx.x; i < TOPK_BINS / BLOCKS; i += TOPK_THREADS) {
+        const uint32_t bin = rank * (TOPK_BINS / BLOCKS) + (uint32_t)i;
+        uint32_t sum = 0;
+        for (uint32_t block = 0; block < BLOCKS; block++)
+            sum += topk_remote_load(&sh.bin[bin], block);
+        for (uint32_t block = 0; block < BLOCKS; block++)
+            topk_remote_store(&total[bin], block, sum);
+    }
+    topk_cluster_sync();
+}
+
+/* The rank-th largest key of the row, and its rank among those equal to it. */
+template <int BLOCKS>
+static __device__ __forceinline__ uint32_t topk_pick_of_all(const topk_keys &all, topk_shared &sh, uint32_t block, uint32_t *rank) {
+    uint32_t prefix = 0, mask = 0, *total = sh.gathered;
+    for (int digit = 0; digit < 3; digit++) {
+        const int shift = digit == 0 ? 21 : digit == 1 ? 10 : 0;
+        const uint32_t bin_mask = digit == 2 ? 1023 : 2047;
+        topk_clear(sh);
+        topk_count(all, sh.bin, prefix, mask, shift, bin_mask);
+        topk_sum<BLOCKS>(sh, total, block);
+        topk_find(sh, total, *rank);
+        prefix |= sh.found[0] << shift;
+        mask |= bin_mask << shift;
+        *rank = sh.found[1];
+    }
+    return prefix;
+}
+
+/* ---- what is selected ------------------------------------------------------------------------------------------------------------------- */
+
+/* This lane's keys of a step from `at` on; past the last 0, which no score has but a NaN of all ones, and no op makes that. */
+static __device__ __forceinline__ void topk_take(uint32_t (&key)[TOPK_EACH], const topk_keys &s, int32_t at, int lane) {
+#pragma unroll
+    for (int i = 0; i < TOPK_EACH; i++) {
+        const int32_t own = at + 32 * i + lane;
+        key[i] = own >= s.n ? 0 : s.key ? s.key[own] : bi_order_key(s.score[own]);
+    }
 }
 
 /* Writes the positions above the k-th key and the first n_tie equal to it. */
+template <int BLOCKS>
 static __device__ __forceinline__ void topk_write(const topk_keys &s, topk_shared &sh, uint32_t rank, uint32_t kth, uint32_t n_tie, int32_t *select) {
     const int tid = (int)threadIdx.x, lane = tid % 32, warp = tid / 32;
-    uint32_t n_above = 0, n_equal = 0, above, equal;
-    for (int32_t i = 0; i < s.n; i += 32) {
-        topk_vote(s, i + lane, kth, &above, &equal);
-        n_above += (uint32_t)__popc(above);
-        n_equal += (uint32_t)__popc(equal);
+    uint32_t n_above = 0, n_equal = 0, key[TOPK_EACH];
+    for (int32_t at = 0; at < s.n; at += 32 * TOPK_EACH) {
+        topk_take(key, s, at, lane);
+#pragma unroll
+        for (int i = 0; i < TOPK_EACH; i++) {
+            n_above += (uint32_t)__popc(__ballot_sync(0xffffffffu, key[i] > kth));
+            n_equal += (uint32_t)__popc(__ballot_sync(0xffffffffu, key[i] == kth));
+        }
     }
     if (lane == 0) {
         sh.warp_above[warp] = n_above;
         sh.warp_equal[warp] = n_equal;
     }
     __syncthreads();
-    if (tid < TOPK_BLOCKS) {
-        uint32_t sum_above = 0, sum_equal = 0;
-        for (int w = 0; w < TOPK_WARPS; w++) {
-            sum_above += sh.warp_above[w];
-            sum_equal += sh.warp_equal[w];
-        }
-        topk_remote_store(&sh.above[rank], (uint32_t)tid, sum_above);
-        topk_remote_store(&sh.equal[rank], (uint32_t)tid, sum_equal);
+    const uint32_t own_above = sh.warp_above[lane], own_equal = sh.warp_equal[lane];
+    const uint32_t block_above = __reduce_add_sync(0xffffffffu, own_above), block_equal = __reduce_add_sync(0xffffffffu, own_equal);
+    if (tid < BLOCKS) {
+        topk_remote_store(&sh.above[rank], (uint32_t)tid, block_above);
+        topk_remote_store(&sh.equal[rank], (uint32_t)tid, block_equal);
     }
+    uint32_t before_above = __reduce_add_sync(0xffffffffu, lane < warp ? own_above : 0);
+    uint32_t before_equal = __reduce_add_sync(0xffffffffu, lane < warp ? own_equal : 0);
     topk_cluster_sync();
-    uint32_t before_above = 0, before_equal = 0;
     for (uint32_t block = 0; block < rank; block++) {
         before_above += sh.above[block];
         before_equal += sh.equal[block];
     }
-    for (int w = 0; w < warp; w++) {
-        before_above += sh.warp_above[w];
-        before_equal += sh.warp_equal[w];
-    }
-    for (int32_t i = 0; i < s.n; i += 32) {
-        topk_vote(s, i + lane, kth, &above, &equal);
-        const uint32_t low = (1u << lane) - 1, mine_above = before_above + (uint32_t)__popc(above & low);
-        const uint32_t mine_equal = before_equal + (uint32_t)__popc(equal & low), is_equal = equal >> lane & 1;
-        if ((above >> lane & 1) || (is_equal && mine_equal < n_tie))
-            select[mine_above + (mine_equal < n_tie ? mine_equal : n_tie)] = s.key ? s.position[i + lane] : s.first + i + lane;
-        before_above += (uint32_t)__popc(above);
-        before_equal += (uint32_t)__popc(equal);
+    for (int32_t at = 0; at < s.n; at += 32 * TOPK_EACH) {
+        topk_take(key, s, at, lane);
+#pragma unroll
+        for (int i = 0; i < TOPK_EACH; i++) {
+            const int32_t own = at + 32 * i + lane;
+            const uint32_t above = __ballot_sync(0xffffffffu, key[i] > kth), equal = __ballot_sync(0xffffffffu, key[i] == kth);
+            const uint32_t low = (1u << lane) - 1, mine_above = before_above + (uint32_t)__popc(above & low);
+            const uint32_t mine_equal = before_equal + (uint32_t)__popc(equal & low);
+            if (key[i] > kth || (key[i] == kth && mine_equal < n_tie))
+                select[mine_above + (mine_equal < n_tie ? mine_equal : n_tie)] = s.key ? s.position[own] : s.first + own;
+            before_above += (uint32_t)__popc(above);
+            before_equal += (uint32_t)__popc(equal);
+        }
     }
 }
 
-/* This warp's keys that can still be selected once the k-th is known to lie in bin sh.found[0] of the first digit: its list, or everything when
- * that is too long. */
-static __device__ __forceinline__ topk_keys topk_narrow(const topk_keys &all, topk_shared &sh, int lane, int warp) {
-    topk_keys s = all;
-    const int32_t n = topk_list(all, sh, sh.found[0] << INDEX_DIGIT, lane, warp);
-    __syncwarp();
-    if (n <= TOPK_LIST) {
-        s.key = sh.key[warp];
-        s.position = sh.position[warp];
-        s.n = n;
-    }
-    return s;
-}
-
-static __global__ void __cluster_dims__(TOPK_BLOCKS, 1, 1) __launch_bounds__(TOPK_THREADS, 4)
+template <int BLOCKS>
+static __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(TOPK_THREADS, 1)
     index_topk(const index_rows r, int32_t *select, int32_t *n_select) {
     bi_cuda_begin();
     extern __shared__ __align__(128) unsigned char index_shared[];
     topk_shared &sh = *(topk_shared *)index_shared;
-    const int32_t t = (int32_t)blockIdx.x / TOPK_BLOCKS, row = r.row0 + t, tid = (int32_t)threadIdx.x, lane = tid % 32, warp = tid / 32;
+    const int32_t t = (int32_t)blockIdx.x / BLOCKS, row = r.row0 + t, tid = (int32_t)threadIdx.x, lane = tid % 32, warp = tid / 32;
     const uint32_t rank = topk_cluster_rank();
     if (r.row_seg[row] < 0)
         return;
     const int32_t n = index_visible(r.seg[r.row_seg[row]], row), n_out = n < r.topk ? n : r.topk;
+    const float *score = r.score + t * r.score_ld;
     int32_t *out = select + (int64_t)row * r.topk;
     if (rank == 0 && tid == 0)
         n_select[row] = n_out;
     if (n <= r.topk || (r.bad && r.bad[t])) { /* all of them, or ties everywhere */
-        for (int32_t i = (int32_t)rank * TOPK_THREADS + tid; i < n_out; i += TOPK_BLOCKS * TOPK_THREADS)
+        for (int32_t i = (int32_t)rank * TOPK_THREADS + tid; i < n_out; i += BLOCKS * TOPK_THREADS)
             out[i] = i;
         return;
     }
-    const int32_t per_warp = ((n + TOPK_BLOCKS * TOPK_WARPS - 1) / (TOPK_BLOCKS * TOPK_WARPS) + 31) / 32 * 32;
-    const int32_t first = ((int32_t)rank * TOPK_WARPS + warp) * per_warp, left = n - first;
-    topk_keys s = {NULL, NULL, r.score + t * r.score_ld + first, first, left < 0 ? 0 : left < per_warp ? left : per_warp};
-    uint32_t prefix = 0, mask = 0, rest = (uint32_t)r.topk;
-    for (int pass = 0; pass < 3; pass++) {
-        const int shift = pass == 0 ? INDEX_DIGIT : pass == 1 ? 10 : 0, width = pass == 2 ? 10 : 11;
-        if (pass == 0 && r.count) {
-            for (int32_t i = tid; i < INDEX_BINS; i += TOPK_THREADS)
-                sh.total[i] = r.count[(int64_t)t * INDEX_BINS + i];
-            topk_cluster_sync(); /* all blocks of the cluster have begun */
-        } else
-            topk_histogram(s, sh, rank, prefix, mask, shift, width);
-        topk_find(sh, rest);
-        prefix |= sh.found[0] << shift;
-        mask |= ((1u << width) - 1) << shift;
-        rest = sh.found[1];
-        if (pass == 0)
-            s = topk_narrow(s, sh, lane, warp);
+    topk_cluster_arrive();
+    if (tid == 0) {
+        sh.least = 0xffffffffu;
+        sh.greatest = 0;
     }
-    topk_write(s, sh, rank, prefix, rest, out);
+    __syncthreads();
+    topk_keys s = topk_share(score, n, (int32_t)rank * TOPK_WARPS + warp, BLOCKS * TOPK_WARPS);
+    const uint32_t least = n <= TOPK_GATHER ? 0 : topk_sample(sh, score, n, r.topk), n_own = topk_list(s, sh, least, lane, warp);
+    topk_cluster_wait(); /* all blocks have begun */
+    if (lane < BLOCKS)
+        topk_remote_store(&sh.listed[rank][warp], (uint32_t)lane, n_own);
+    topk_cluster_sync();
+    const int32_t n_listed = topk_gather<BLOCKS>(sh, lane, warp);
+    uint32_t kth, n_tie = (uint32_t)r.topk;
+    if (n_listed >= r.topk && n_listed <= TOPK_GATHER) {
+        kth = topk_pick(sh, n_listed, least, sh.greatest, 0, &n_tie);
+        s.key = sh.key[warp];
+        s.position = sh.position[warp];
+        s.n = (int32_t)n_own;
+    } else
+        kth = topk_pick_of_all<BLOCKS>(s, sh, rank, &n_tie);
+    topk_write<BLOCKS>(s, sh, rank, kth, n_tie, out);
 }
 
 #endif

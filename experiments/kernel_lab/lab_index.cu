@@ -1,9 +1,10 @@
-/* lab_index: the indexer's key scan and selection over 64 sequences of 131,072 keys (32 heads of 128, top 2,048), those of the tree beside
- * versions of them, without the other kernels of the op.
+/* lab_index: the indexer's key scan and selection over 64 sequences of 131,072 keys (32 heads of 128, top 2,048), without the other kernels
+ * of the op.
  *
- * Layer: experiments. One program that needs nothing installed where it runs, about 5 s. Random e4m3 codes for keys and queries. A version's
- * scores, histogram and selection must be those of the tree, byte for byte. Prints `version,us,share`: medians of REPEATS launches; share of
- * the rate of reads alone. Selections read the scores of one array, part of which is in L2, as behind the key scan. */
+ * Layer: experiments. One program that needs nothing installed where it runs, about 5 s. Random e4m3 codes for keys and queries. The scores
+ * with bf16 keys must be those of the tree, byte for byte; the selection must be that of a sort on the host. Prints `version,us,share`:
+ * medians of REPEATS launches; share of the rate of reads alone. The selection reads the scores of one array, part of which is in L2, as
+ * behind the key scan. */
 #include <cuda_runtime.h>
 #define _Noreturn [[noreturn]]
 #define restrict __restrict__
@@ -48,12 +49,13 @@ static __global__ void make_queries(unsigned char *as_bf16, unsigned char *as_ha
     uint32_t codes = 0, low, high;
     for (int i = 0; i < 4; i++)
         codes |= (uint32_t)code_of(~(uint64_t)((seq * N_HEAD + h) * DIM + four * 4 + i)) << 8 * i;
-    index_widen4(codes, &low, &high);
     const size_t at = (size_t)seq * QUERY_BYTES;
+    index_widen4(codes, &low, &high);
     *(uint32_t *)(as_bf16 + at + index_query_wide_at(N_HEAD / 8, h, four, 0)) = low;
     *(uint32_t *)(as_bf16 + at + index_query_wide_at(N_HEAD / 8, h, four, 1)) = high;
-    *(uint32_t *)(as_half + at + index_query_wide_at(N_HEAD / 8, h, four, 0)) = half_two(codes);
-    *(uint32_t *)(as_half + at + index_query_wide_at(N_HEAD / 8, h, four, 1)) = half_two(codes >> 16);
+    iwide_widen4(codes, &low, &high);
+    *(uint32_t *)(as_half + at + index_query_wide_at(N_HEAD / 8, h, four, 0)) = low;
+    *(uint32_t *)(as_half + at + index_query_wide_at(N_HEAD / 8, h, four, 1)) = high;
 }
 
 static index_rows make_rows(void) {
@@ -87,53 +89,60 @@ static index_rows make_rows(void) {
     need(cudaMemset(r.bad, 0, sizeof(int32_t) * N_SEQ), "marks");
     r.score = on_gpu<float>((size_t)N_SEQ * N_POS);
     r.score_ld = N_POS;
-    r.count = on_gpu<uint32_t>(N_SEQ * INDEX_BINS);
     make_keys<<<4096, 256>>>(r.cache.base);
     return r;
 }
 
 /* ---- times and checks ------------------------------------------------------------------------------------------------------------------- */
 
-static uint32_t *counts; /* of the tree */
-static float *scores;
-static int32_t *selects, *select_at, *n_select;
-
 static void compare(const char *name, const void *found, const void *wanted, size_t bytes) {
-    std::vector<unsigned char> a(bytes), b(bytes);
-    need(cudaMemcpy(a.data(), found, bytes, cudaMemcpyDeviceToHost), "reading back");
-    need(cudaMemcpy(b.data(), wanted, bytes, cudaMemcpyDeviceToHost), "reading back");
-    if (memcmp(a.data(), b.data(), bytes) == 0)
+    if (memcmp(found, wanted, bytes) == 0)
         return;
-    printf("%s: other bytes than the tree's\n", name);
+    printf("%s: other bytes than expected\n", name);
     exit(1);
 }
 
+template <class T> static std::vector<T> from_gpu(const T *at, size_t n) {
+    std::vector<T> copy(n);
+    need(cudaMemcpy(copy.data(), at, n * sizeof *at, cudaMemcpyDeviceToHost), "reading back");
+    return copy;
+}
+
+/* Scores must be those of the first version that ran. */
 template <class F> static void scan(const char *name, const index_rows &r, double read_us, F launch) {
-    const double us = time_of(REPEATS, [&]() { need(cudaMemset(r.count, 0, sizeof(uint32_t) * N_SEQ * INDEX_BINS), "counts"); }, launch);
-    if (!scores) {
-        scores = on_gpu<float>((size_t)N_SEQ * N_POS);
-        counts = on_gpu<uint32_t>(N_SEQ * INDEX_BINS);
-        need(cudaMemcpy(scores, r.score, sizeof(float) * N_SEQ * N_POS, cudaMemcpyDeviceToDevice), "scores");
-        need(cudaMemcpy(counts, r.count, sizeof(uint32_t) * N_SEQ * INDEX_BINS, cudaMemcpyDeviceToDevice), "counts");
-    }
-    compare(name, r.score, scores, sizeof(float) * N_SEQ * N_POS);
-    compare(name, r.count, counts, sizeof(uint32_t) * N_SEQ * INDEX_BINS);
+    static std::vector<float> wanted;
+    need(cudaMemset(r.score, 0xee, sizeof(float) * N_SEQ * N_POS), "poison");
+    const double us = time_of(REPEATS, []() {}, launch);
+    const std::vector<float> score = from_gpu(r.score, (size_t)N_SEQ * N_POS);
+    if (wanted.empty())
+        wanted = score;
+    compare(name, score.data(), wanted.data(), sizeof(float) * N_SEQ * N_POS);
     printf("%s,%.1f,%.3f\n", name, us, read_us / us);
     fflush(stdout);
 }
 
-template <class K> static void choose(const char *name, const index_rows &r, K kernel) {
-    need(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(topk_shared)), "shared memory");
-    need(cudaMemset(select_at, 0xee, sizeof(int32_t) * N_SEQ * TOPK), "poison");
-    const auto launch = [&]() { kernel<<<N_SEQ * TOPK_BLOCKS, TOPK_THREADS, sizeof(topk_shared)>>>(r, select_at, n_select); };
+/* Scores falling, positions rising; the first TOPK of these, by position. */
+static std::vector<int32_t> sorted(const float *score) {
+    std::vector<int32_t> at(N_POS);
+    for (int32_t i = 0; i < N_POS; i++)
+        at[(size_t)i] = i;
+    const auto before = [=](int32_t a, int32_t b) { return score[a] > score[b] || (score[a] == score[b] && a < b); };
+    std::nth_element(at.begin(), at.begin() + TOPK, at.end(), before);
+    at.resize(TOPK);
+    std::sort(at.begin(), at.end());
+    return at;
+}
+
+template <int BLOCKS> static void choose(const char *name, const index_rows &r) {
+    int32_t *select = on_gpu<int32_t>(N_SEQ * TOPK), *n_select = on_gpu<int32_t>(N_SEQ);
+    need(cudaFuncSetAttribute(index_topk<BLOCKS>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(topk_shared)), "shared memory");
+    const auto launch = [&]() { index_topk<BLOCKS><<<N_SEQ * BLOCKS, TOPK_THREADS, sizeof(topk_shared)>>>(r, select, n_select); };
     const double us = time_of(REPEATS, []() {}, launch);
-    if (!selects) {
-        selects = on_gpu<int32_t>(N_SEQ * TOPK);
-        need(cudaMemcpy(selects, select_at, sizeof(int32_t) * N_SEQ * TOPK, cudaMemcpyDeviceToDevice), "selections");
-    }
-    compare(name, select_at, selects, sizeof(int32_t) * N_SEQ * TOPK);
+    const std::vector<int32_t> found = from_gpu(select, N_SEQ * TOPK);
+    const std::vector<float> score = from_gpu(r.score, (size_t)N_SEQ * N_POS);
+    for (size_t t = 0; t < N_SEQ; t++)
+        compare(name, found.data() + t * TOPK, sorted(score.data() + t * N_POS).data(), sizeof(int32_t) * TOPK);
     printf("%s,%.1f,\n", name, us);
-    fflush(stdout);
 }
 
 int main(void) {
@@ -142,26 +151,21 @@ int main(void) {
     index_rows r = make_rows();
     unsigned char *as_half = on_gpu<unsigned char>((size_t)N_SEQ * QUERY_BYTES);
     make_queries<<<N_SEQ, N_HEAD * 32>>>(r.query, as_half);
-    const size_t shared = index_wide_shared(r.n_tile, r.d_pad, 1, 1), n_byte = (size_t)N_SEQ * N_BLOCK * BLOCK_BYTES;
+    const size_t shared = index_wide_shared(r.n_tile, r.d_pad, 1), n_byte = (size_t)N_SEQ * N_BLOCK * BLOCK_BYTES;
     const int n_chunk = (int)IWIDE_WAVES * (int)IWIDE_PER_SM * n_sm / N_SEQ, n_key = (N_BLOCK + n_chunk - 1) / n_chunk * BR_PAGE_TOK;
     const dim3 grid((unsigned)((N_POS + n_key - 1) / n_key), 1, N_SEQ);
     const auto tree = index_score_wide<4, 4>;
     need(cudaFuncSetAttribute(tree, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), "shared memory");
-    need(cudaFuncSetAttribute(score_half, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), "shared memory");
-    const auto reads = [&]() { read_all<<<(unsigned)(4 * n_sm), 512>>>((const uint4 *)r.cache.base, n_byte / 16, r.count); };
+    need(cudaFuncSetAttribute(score_bf16, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), "shared memory");
+    uint32_t *never = on_gpu<uint32_t>(1);
+    const auto reads = [&]() { read_all<<<(unsigned)(4 * n_sm), 512>>>((const uint4 *)r.cache.base, n_byte / 16, never); };
     const double read_us = time_of(REPEATS, []() {}, reads);
     printf("%.3f GB of keys; reads alone %.1f us, %.0f GB/s\nversion,us,share\n", 1e-9 * (double)n_byte, read_us, 1e-3 * (double)n_byte / read_us);
-    scan("tree: key scan", r, read_us, [&]() { tree<<<grid, IWIDE_THREADS, shared>>>(r, 1, 1, n_key); });
-    unsigned char *as_bf16 = r.query;
+    scan("keys as bf16", r, read_us, [&]() { score_bf16<<<grid, IWIDE_THREADS, shared>>>(r, n_key); });
     r.query = as_half;
-    scan("f16: key scan", r, read_us, [&]() { score_half<<<grid, IWIDE_THREADS, shared>>>(r, n_key); });
-    r.query = as_bf16;
-    scan("tree: key scan again", r, read_us, [&]() { tree<<<grid, IWIDE_THREADS, shared>>>(r, 1, 1, n_key); });
-    select_at = on_gpu<int32_t>(N_SEQ * TOPK);
-    n_select = on_gpu<int32_t>(N_SEQ);
-    choose("tree: selection with the scan's histogram", r, index_topk);
-    r.count = NULL;
-    choose("tree: selection alone", r, index_topk);
-    choose("by a sample: selection alone", r, topk_sampled);
+    scan("keys as f16 (the tree's)", r, read_us, [&]() { tree<<<grid, IWIDE_THREADS, shared>>>(r, 1, 1, n_key); });
+    choose<8>("selection, 8 blocks a row", r);
+    choose<4>("selection, 4", r);
+    choose<2>("selection, 2 (the tree's)", r);
     return 0;
 }

@@ -1,35 +1,25 @@
-/* Versions of the indexer's key scan and selection beside those of the tree; see lab_index.cu. Layer: experiments. */
+/* The indexer's key scan with keys and queries as bf16, beside that of the tree; see lab_index.cu. Layer: experiments. */
 #ifndef LAB_INDEX_VERSIONS_CUH
 #define LAB_INDEX_VERSIONS_CUH
 
 #include "bi_index_score_wide.cuh"
 #include "bi_index_topk.cuh"
 
-/* ---- keys and queries as f16: e4m3 codes are exact in either type, and cvt makes two of them at once -------------------------------------- */
-
-static __device__ __forceinline__ uint32_t half_two(uint32_t codes) {
-    uint32_t two;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;\n" : "=r"(two) : "h"((uint16_t)codes));
-    return two;
-}
-
-template <int PIECES> static __device__ __forceinline__ void half_keys(uint32_t (&a)[2 * PIECES][4], const unsigned char *block, int tid) {
+template <int PIECES> static __device__ __forceinline__ void bf16_keys(uint32_t (&a)[2 * PIECES][4], const unsigned char *block, int tid) {
     const uint4 *x = (const uint4 *)(block + tid / 32 * PIECES * INDEX_PIECE) + tid % 32;
 #pragma unroll
     for (int i = 0; i < PIECES; i++) {
         const uint4 raw = x[i * 32];
-        const uint32_t word[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            a[2 * i + k / 2][k % 2] = half_two(word[k]);
-            a[2 * i + k / 2][k % 2 + 2] = half_two(word[k] >> 16);
-        }
+        index_widen4(raw.x, &a[2 * i][0], &a[2 * i][2]);
+        index_widen4(raw.y, &a[2 * i][1], &a[2 * i][3]);
+        index_widen4(raw.z, &a[2 * i + 1][0], &a[2 * i + 1][2]);
+        index_widen4(raw.w, &a[2 * i + 1][1], &a[2 * i + 1][3]);
     }
 }
 
-static __device__ __forceinline__ void half_mma(float (&d)[4][4], const uint32_t a[4], uint64_t b, int keep) {
+static __device__ __forceinline__ void bf16_mma(float (&d)[4][4], const uint32_t a[4], uint64_t b, int keep) {
     asm volatile("{.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
                  "{%16,%17,%18,%19}, %20, p, 1, 1, 0;}\n"
                  : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
                    "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
@@ -38,13 +28,13 @@ static __device__ __forceinline__ void half_mma(float (&d)[4][4], const uint32_t
 
 /* As iwide_score of four eights of heads. */
 template <int PIECES>
-static __device__ __forceinline__ float half_score(const uint32_t (&a)[2 * PIECES][4], const unsigned char *query, const float *weight, int lane) {
+static __device__ __forceinline__ float bf16_score(const uint32_t (&a)[2 * PIECES][4], const unsigned char *query, const float *weight, int lane) {
     const uint64_t b = (uint64_t)(iwide_shared(query) >> 4 & 0x3fff) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
     float acc[4][4], p[2] = {0.0f, 0.0f};
     asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory");
 #pragma unroll
     for (int k = 0; k < 2 * PIECES; k++)
-        half_mma(acc, a[k], b + (uint64_t)(k / 4 * 4 * 1024 / 16 + k % 4 * 2), k > 0);
+        bf16_mma(acc, a[k], b + (uint64_t)(k / 4 * 4 * 1024 / 16 + k % 4 * 2), k > 0);
     asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;\n" ::: "memory");
 #pragma unroll
     for (int j = 0; j < 4; j++) {
@@ -62,7 +52,7 @@ static __device__ __forceinline__ float half_score(const uint32_t (&a)[2 * PIECE
 }
 
 /* One row a segment, 32 heads of 128. */
-static __global__ void __launch_bounds__(IWIDE_THREADS, IWIDE_PER_SM) score_half(const index_rows r, const int32_t n_chunk_key) {
+static __global__ void __launch_bounds__(IWIDE_THREADS, IWIDE_PER_SM) score_bf16(const index_rows r, const int32_t n_chunk_key) {
     extern __shared__ __align__(128) unsigned char index_shared[];
     constexpr int PIECES = 4;
     const int32_t n_weight = 32, row_bytes = 32 * 2 * 128, block_bytes = BR_PAGE_TOK * (PIECES * 32 + 4);
@@ -81,78 +71,15 @@ static __global__ void __launch_bounds__(IWIDE_THREADS, IWIDE_PER_SM) score_half
         uint32_t a[2 * PIECES][4];
         iwide_wait(&sh.full[stage], (uint32_t)(n / IWIDE_STAGES) & 1);
         const float scale = ((const float *)(block + BR_PAGE_TOK * PIECES * 32))[key];
-        half_keys<PIECES>(a, block, tid);
+        bf16_keys<PIECES>(a, block, tid);
         __syncthreads();
         if (tid == 0 && n + IWIDE_STAGES < n_block)
             iwide_load(block, r.cache.base + r.cache.block_bytes * (size_t)sh.block[n + IWIDE_STAGES], (uint32_t)block_bytes, &sh.full[stage]);
-        float x = BI_MUL(half_score<PIECES>(a, sh.query, sh.weight, lane), scale);
+        float x = BI_MUL(bf16_score<PIECES>(a, sh.query, sh.weight, lane), scale);
         x = bi_is_nan(x) ? bi_f32_of(BI_F32_NAN) : x;
-        if (lane % 4 >= 2 || own >= visible)
-            continue;
-        r.score[t0 * r.score_ld + own] = r.bad[t0] ? 0.0f : x;
-        atomicAdd(&sh.count[index_first_digit(bi_order_key(x))], 1u);
+        if (lane % 4 < 2 && own < visible)
+            r.score[t0 * r.score_ld + own] = r.bad[t0] ? 0.0f : x;
     }
-    __syncthreads();
-    for (int32_t i = tid; i < INDEX_BINS; i += IWIDE_THREADS)
-        if (sh.count[i])
-            atomicAdd(&r.count[t0 * INDEX_BINS + i], sh.count[i]);
-}
-
-/* ---- selection without a histogram of all keys: a sample says from which digit on to list, and the lists are counted ----------------------- */
-
-enum { SAMPLE = 4, SAMPLE_SIGMA = 6 }; /* keys of a lane; how far above the expected number the sample must reach */
-
-/* sh.found[0] becomes the first digit above which, by a sample of every warp's keys, more than topk lie; 0 where that cannot be told. */
-static __device__ __forceinline__ void sample_digit(const topk_keys &all, topk_shared &sh, uint32_t rank, int32_t n, int32_t topk, int lane) {
-    const int tid = (int)threadIdx.x;
-    const int32_t n_warp = TOPK_BLOCKS * TOPK_WARPS, step = all.n / (32 * SAMPLE) * 32;
-    const float expected = (float)topk * (float)(n_warp * 32 * SAMPLE) / (float)n;
-    const uint32_t wanted = (uint32_t)(expected + SAMPLE_SIGMA * sqrtf(expected)) + 1;
-    for (int i = tid; i < INDEX_BINS; i += TOPK_THREADS)
-        sh.bin[i] = 0;
-    if (tid == 0)
-        sh.found[0] = 0;
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < SAMPLE; i++)
-        if (step)
-            atomicAdd(&sh.bin[index_first_digit(bi_order_key(all.score[i * step + lane]))], 1u);
-    topk_sum(sh, rank);
-    topk_find(sh, wanted);
-}
-
-static __global__ void __cluster_dims__(TOPK_BLOCKS, 1, 1) __launch_bounds__(TOPK_THREADS, 4)
-    topk_sampled(const index_rows r, int32_t *select, int32_t *n_select) {
-    extern __shared__ __align__(128) unsigned char index_shared[];
-    topk_shared &sh = *(topk_shared *)index_shared;
-    const int32_t t = (int32_t)blockIdx.x / TOPK_BLOCKS, row = r.row0 + t, tid = (int32_t)threadIdx.x, lane = tid % 32, warp = tid / 32;
-    const uint32_t rank = topk_cluster_rank();
-    const int32_t n = index_visible(r.seg[r.row_seg[row]], row);
-    if (rank == 0 && tid == 0)
-        n_select[row] = r.topk;
-    const int32_t per_warp = ((n + TOPK_BLOCKS * TOPK_WARPS - 1) / (TOPK_BLOCKS * TOPK_WARPS) + 31) / 32 * 32;
-    const int32_t first = ((int32_t)rank * TOPK_WARPS + warp) * per_warp, left = n - first;
-    const topk_keys all = {NULL, NULL, r.score + t * r.score_ld + first, first, left < 0 ? 0 : left < per_warp ? left : per_warp};
-    sample_digit(all, sh, rank, n, r.topk, lane);
-    topk_keys s = topk_narrow(all, sh, lane, warp);
-    uint32_t prefix = 0, mask = 0, rest = (uint32_t)r.topk;
-    for (int pass = 0; pass < 3; pass++) {
-        const int shift = pass == 0 ? INDEX_DIGIT : pass == 1 ? 10 : 0, width = pass == 2 ? 10 : 11;
-        __syncthreads();
-        if (tid == 0)
-            sh.found[1] = 0;
-        topk_histogram(s, sh, rank, prefix, mask, shift, width);
-        topk_find(sh, rest);
-        if (pass == 0 && !sh.found[1]) { /* the sample misled: fewer are listed than wanted; the same in all blocks */
-            topk_histogram(all, sh, rank, prefix, mask, shift, width);
-            topk_find(sh, rest);
-            s = topk_narrow(all, sh, lane, warp);
-        }
-        prefix |= sh.found[0] << shift;
-        mask |= ((1u << width) - 1) << shift;
-        rest = sh.found[1];
-    }
-    topk_write(s, sh, rank, prefix, rest, select + (int64_t)row * r.topk);
 }
 
 #endif

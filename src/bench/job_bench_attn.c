@@ -108,8 +108,7 @@ br_status bench_index_select(bench *b, const char *name, int32_t n_seq, int32_t 
     return measure_select(b, &row, &shape, result);
 }
 
-/* The selection alone, from scores that lie in memory, as its peer takes them. In the whole op it starts from counts that the scoring left,
- * which it makes itself here. */
+/* The selection alone, from scores that lie in memory, as its peer takes them. */
 static br_status measure_topk_alone(bench *b, const char *name) {
     const bench_shape *s = b->shape;
     const select_shape shape = {

@@ -13,6 +13,7 @@ typedef struct index_case {
     bi_seg seg[CUDA_CACHE_SEG_MAX]; /* of the selecting step; every position before its end is in the cache */
     float size;                     /* of keys */
     int plateau;                    /* keys repeat every so many positions: ties */
+    int32_t flat;                   /* from this position on all keys are the same */
     int no_weight, contiguous, loose, padded, faults;
 } index_case;
 
@@ -29,6 +30,8 @@ static void fill_keys(const index_case *c, op_random *random, bi_bf16 *k, int32_
         memcpy(k + (int64_t)i * c->d, k + (int64_t)(i % c->plateau) * c->d, sizeof *k * (size_t)c->d);
     for (int32_t i = 0; i < n; i += 5) /* keys far apart in size, so that codes reach their smallest numbers */
         k[(int64_t)i * c->d] = bi_round(c->size * (i % 2 ? 300.0f : -0.001f));
+    for (int32_t i = c->flat + 1; c->flat && i < n; i++)
+        memcpy(k + (int64_t)i * c->d, k + (int64_t)c->flat * c->d, sizeof *k * (size_t)c->d);
 }
 
 /* A key of sequence 0, a query of the first segment and a weight of the second turn bad. */
@@ -174,6 +177,22 @@ START_TEST(long_rows) {
 }
 END_TEST
 
+/* Every way that the selection takes: eight, four and two blocks a row; all keys gathered, or those that a sample leaves; more equal keys than
+ * are gathered; more of them in one warp than it lists, in the rows that like that key. */
+START_TEST(ways_of_selecting) {
+    static const index_case cases[] = {
+        {"8,192 positions and one more", .n_head = 4, .d = 16, .size = 1, .topk = 2048, .seg = {{0, 0, 2, 8191}}},
+        {"16 rows", .n_head = 4, .d = 16, .size = 1, .topk = 700, .seg = {{0, 0, 16, 9000}}},
+        {"17 rows", .n_head = 4, .d = 16, .size = 1, .topk = 700, .seg = {{0, 0, 17, 9000}}},
+        {"34 rows", .n_head = 4, .d = 16, .size = 1, .topk = 700, .seg = {{0, 0, 34, 9000}}},
+        {"a sample that sees one key of a period", .n_head = 4, .d = 16, .size = 1, .topk = 500, .plateau = 16, .seg = {{0, 0, 3, 40000}}},
+        {"9,000 equal keys", .n_head = 4, .d = 16, .size = 1, .topk = 2048, .flat = 11000, .seg = {{0, 0, 6, 20000}}},
+        {"long lists", .n_head = 4, .d = 16, .size = 1, .topk = 2048, .flat = 48600, .seg = {{0, 0, 36, 50000}}},
+    };
+    CHECK_ALL(cases);
+}
+END_TEST
+
 START_TEST(faults) {
     static const index_case cases[] = {
         {"a bad key, a bad query, a bad weight", NANO, .faults = 1, .topk = 30, .seg = {{0, 0, 3, 70}, {1, 0, 2, 20}, {2, 0, 1, 200}}},
@@ -223,6 +242,7 @@ Suite *cuda_index_suite(void) {
     tcase_add_test(tcase, odd_shapes);
     tcase_add_test(tcase, full_width);
     tcase_add_test(tcase, long_rows);
+    tcase_add_test(tcase, ways_of_selecting);
     tcase_add_test(tcase, faults);
     tcase_add_test(tcase, refuses_bad_shapes);
     suite_add_tcase(suite, tcase);

@@ -41,8 +41,6 @@ unknown_pairs() {
 one() {
     local tool=$1 suite=$2 status=0 found='' log=$logs/$2.$1 options=(--print-limit 20 --error-exitcode 9)
     [ "$tool" != racecheck ] || options=(--print-limit 100000 --racecheck-report analysis)
-    # cuBLASLt's kernels, slow under every tool, are not ours to check.
-    ! compute-sanitizer --help | grep -q -- --kernel-name-exclude || options+=(--kernel-name-exclude kernel_substring=nvjet)
     CK_TIMEOUT_MULTIPLIER=100 timeout "${SUITE_SECONDS:-600}" compute-sanitizer --tool "$tool" "${options[@]}" "$runner" "$suite" >"$log" 2>&1 ||
         status=$?
     [ "$tool" != racecheck ] || found=$(unknown_pairs "$log")
