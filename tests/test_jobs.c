@@ -293,6 +293,26 @@ START_TEST(a_job_that_fails_leaves_the_older_file) {
 }
 END_TEST
 
+static int stop_at_once(void *context, const char *what, int64_t done, int64_t total) {
+    (void)context, (void)what, (void)done, (void)total;
+    return 1;
+}
+
+START_TEST(a_scoring_that_is_stopped_leaves_the_older_file) {
+    char rollout[256], out[256];
+    br_report report;
+    const br_watch watch = {.call = stop_at_once};
+    path_of(rollout, "in.h5");
+    path_of(out, "older.h5");
+    generate(rollout, generate_options(rollout));
+    score(prompts_path, out, 64, 1, NULL);
+    const br_score_options options = {.engine = rig_options(&pico), .in_path = rollout, .out_path = out, .pack_tokens = 64};
+    ck_assert_int_ne(br_job_score(&options, &watch, &report), BR_OK);
+    br_report_free(&report);
+    ck_assert_int_eq(committed(out), PROMPTS);
+}
+END_TEST
+
 /* score, verify, dump, dump through the engine, parity */
 START_TEST(every_allocation_of_a_job_may_fail) {
     char rollout[256], out[256];
@@ -466,6 +486,7 @@ Suite *test_jobs_suite(void) {
     tcase_add_test(tcase, resume_refuses_another_run);
     tcase_add_test(tcase, every_allocation_of_a_run_may_fail);
     tcase_add_loop_test(tcase, a_job_that_fails_leaves_the_older_file, 0, 2);
+    tcase_add_test(tcase, a_scoring_that_is_stopped_leaves_the_older_file);
     tcase_add_loop_test(tcase, every_allocation_of_a_job_may_fail, 0, 5);
     tcase_add_test(tcase, refused_requests_are_listed_and_the_rest_completes);
     tcase_add_test(tcase, both_forwards_show_the_same_stages);
