@@ -28,6 +28,7 @@ extern "C" {
 #include "bi_act.h"
 #include "bi_block.h"
 #include "bi_fn.h"
+#include "br_mem.h"
 #include "bi_order.h"
 #include "bi_philox.h"
 #include "br_mem.h"

@@ -364,7 +364,8 @@ br_status br_job_score(const br_score_options *options, const br_watch *watch, b
 
 br_status br_job_parity(const char *path_a, const char *path_b, br_report *report);
 /* The same of files of any stacks, as bitroll.importers write them, or ours: no digests are compared, and the report's text says what
- * simple mistake would explain the differences. BR_E_ARG: the files hold log-probs of different kinds or temperatures. */
+ * simple mistake would explain the differences. BR_E_ARG: the files hold log-probs of different kinds or temperatures, or nothing that can be
+ * compared: no sequence of one name, no text that begins alike, no token with a log-prob in both. */
 br_status br_job_parity_foreign(const char *path_a, const char *path_b, br_report *report);
 
 typedef struct br_verify_options {

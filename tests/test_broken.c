@@ -36,7 +36,7 @@ static void expect_text(const char *path, const char *text) {
 }
 
 static const char prompts_text[] = "{\"prompt\": [1, 2, 3]}\n{\"prompt\": [4], \"adapter\": \"a\"}\n{\"prompt\": [5, 6]}\n";
-enum { PROMPTS = 3 };
+enum { PROMPTS = 3, MAX_NEW = 5 };
 
 static void make_inputs(void) {
     rig_model_make(&pico, "pico");
@@ -47,7 +47,7 @@ static void make_inputs(void) {
 static br_generate_options generate_options(const char *prompts, const char *out) {
     br_generate_options options = {.engine = rig_options(&pico), .prompts_path = prompts, .out_path = out,
                                    .sampling = br_sampling_default()};
-    options.sampling.max_new = 5;
+    options.sampling.max_new = MAX_NEW;
     options.sampling.ignore_eos = 1;
     options.engine.n_thread = 1;
     return options;
@@ -156,8 +156,11 @@ static int replace_output(void *context, const char *what, int64_t done, int64_t
     const char *const *path = context;
     (void)what;
     (void)total;
-    if (done > 0 && access(path[0], F_OK) == 0)
-        ck_assert_int_eq(rename(path[0], path[1]), 0);
+    if (done <= MAX_NEW || access(path[0], F_OK) != 0)
+        return 0;
+    for (int i = 0; i < 10000 && access(path[1], F_OK) != 0; i++)
+        usleep(1000); /* the first sequence has ended: the writing thread puts the file there */
+    ck_assert_int_eq(rename(path[0], path[1]), 0);
     return 0;
 }
 
@@ -174,7 +177,8 @@ START_TEST(a_replaced_output_is_noticed) {
     path_of(one, "one.jsonl");
     write_text(one, "{\"prompt\": [1]}\n");
     CHECK_OK(generate(one, other, &n_error));
-    const br_generate_options options = generate_options(prompts_path, out);
+    br_generate_options options = generate_options(prompts_path, out);
+    options.engine.max_seqs = 1; /* the first is there while the others run */
     CHECK_FAILS(br_job_generate(&options, &watch, &report), BR_E_IO);
     br_report_free(&report);
 }

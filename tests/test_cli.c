@@ -200,9 +200,18 @@ START_TEST(a_gpu_that_is_not_there) {
 }
 END_TEST
 
+static const char *const to_stdout[] = {"--help", "verify --help", "inspect", "inspect --json", "digest pico", "parity r.h5 t.h5", "verify r.h5",
+                                        "dump --stage-hash --model pico --adapter red=red --in r.h5"};
+
+enum { N_TO_STDOUT = sizeof to_stdout / sizeof to_stdout[0] };
+
 START_TEST(full_output) {
-    const int status = system(BITROLL_BINARY_DIR "/bitroll inspect >/dev/full 2>/dev/null");
+    char command[LINE_BYTES];
+    snprintf(command, sizeof command, "cd %s && %s/bitroll %s >/dev/full 2>stderr.txt", folder, BITROLL_BINARY_DIR, to_stdout[_i]);
+    const int status = system(command);
+    read_output("stderr.txt", err);
     ck_assert_int_eq(WEXITSTATUS(status), 2);
+    ck_assert_str_eq(err, "bitroll: cannot write to standard output\n");
 }
 END_TEST
 
@@ -487,7 +496,7 @@ Suite *test_cli_suite(void) {
     tcase_add_unchecked_fixture(tcase, make_run, NULL);
     tcase_add_loop_test(tcase, wrong_usage, 0, N_WRONG);
     tcase_add_loop_test(tcase, a_gpu_that_is_not_there, 0, N_ON_GPU);
-    tcase_add_test(tcase, full_output);
+    tcase_add_loop_test(tcase, full_output, 0, N_TO_STDOUT);
     tcase_add_loop_test(tcase, verb_help, 0, N_DOCUMENTED);
     tcase_add_test(tcase, top_help);
     tcase_add_loop_test(tcase, summary_and_json, 0, N_VERB);

@@ -313,23 +313,50 @@ START_TEST(nan_missing_and_other_tokens_fail) {
     ck_assert_msg(strstr(report.text, " against 9999 "), "%s", report.text);
     br_report_free(&report);
     write_foreign(path_b, NULL, N_SEQ, token_in_front, "full_softmax_over_T");
-    expect(BR_E_MISMATCH, "hint        token ids: the second file's sequences are the first's moved by +1", NULL, &report);
+    expect(BR_E_ARG, "hint        token ids: the second file's sequences are the first's moved by +1", "pearson", &report);
+    ck_assert_ptr_nonnull(strstr(br_last_error(), "nothing was compared: 12 of 12 sequences that are in both have other token ids"));
     br_report_free(&report);
     write_foreign(path_b, NULL, N_SEQ - 2, NULL, "full_softmax_over_T");
     expect(BR_E_MISMATCH, "10 joined, 2 only in the first file", NULL, &report);
     ck_assert(strstr(br_last_error(), "2 sequences are in one file only") != NULL);
     br_report_free(&report);
-    write_foreign(path_b, NULL, N_SEQ, other_uid, "full_softmax_over_T");
-    expect(BR_E_MISMATCH, "0 joined, 12 only in the first file, 12 only in the second", NULL, &report);
-    const char *const said = "have no sequence in common: they are joined by (uid, sample), such as ('prompt-0', 0) in the first file and "
-                             "('chatcmpl-0', 0) in the second: give equal texts equal uids in both dumps";
-    ck_assert_msg(strstr(br_last_error(), said) != NULL, "%s", br_last_error());
-    br_report_free(&report);
-    write_foreign(path_b, NULL, 0, NULL, "full_softmax_over_T");
-    write_ours(path_a, NULL, 0, NULL);
-    expect(BR_E_MISMATCH, "pearson     undefined", NULL, &report);
-    ck_assert(strstr(br_last_error(), "nothing was compared") != NULL);
-    br_report_free(&report);
+}
+END_TEST
+
+static void no_logprob(fake_seq *f, int i) {
+    (void)i;
+    for (int32_t t = 0; t < f->seq.n_tok; t++)
+        f->logprob[t] = BR_UNSCORED;
+}
+
+static void other_text(fake_seq *f, int i) {
+    (void)i;
+    for (int32_t t = 0; t < f->seq.n_tok; t++)
+        f->token[t] = 7777 + t;
+}
+
+/* "0 of 0 log-probs differ" and a hint to look at stage hashes say nothing of two dumps of different prompts. */
+START_TEST(nothing_in_common_is_one_sentence) {
+    const struct { planter plant; int n_a, n_b; const char *said; } dump[] = {
+        {other_uid, N_SEQ, N_SEQ, "no sequence is in both; they are joined by (uid, sample), such as ('prompt-0', 0) in the first file and "
+                                  "('chatcmpl-0', 0) in the second: give equal texts equal uids in both dumps"},
+        {NULL, N_SEQ, 0, "the second file holds no sequence"},
+        {NULL, 0, 0, "the first file holds no sequence"},
+        {no_logprob, N_SEQ, N_SEQ, "no token of either mask has a log-prob in both files"},
+        {other_text, N_SEQ, N_SEQ, "12 of 12 sequences that are in both have other token ids before the first log-prob"},
+    };
+    for (size_t k = 0; k < sizeof dump / sizeof dump[0]; k++) {
+        br_report report;
+        char wanted[2048];
+        write_ours(path_a, NULL, dump[k].n_a, NULL);
+        write_foreign(path_b, NULL, dump[k].n_b, dump[k].plant, "full_softmax_over_T");
+        snprintf(wanted, sizeof wanted, "%s and %s: nothing was compared: %s", path_a, path_b, dump[k].said);
+        CHECK_FAILS(br_job_parity_foreign(path_a, path_b, &report), BR_E_ARG);
+        ck_assert_ptr_nonnull(strstr(br_last_error(), wanted));
+        ck_assert_msg(!report.text || !strstr(report.text, "hint"), "%s", report.text);
+        ck_assert_int_eq(report.text != NULL, dump[k].plant == no_logprob || dump[k].plant == other_text); /* the counts of what was joined */
+        br_report_free(&report);
+    }
 }
 END_TEST
 
@@ -453,6 +480,7 @@ Suite *test_foreign_suite(void) {
     tcase_add_test(all, each_planted_mistake_gives_its_hint);
     tcase_add_test(all, what_is_no_logprob_is_said_as_well);
     tcase_add_test(all, nan_missing_and_other_tokens_fail);
+    tcase_add_test(all, nothing_in_common_is_one_sentence);
     tcase_add_test(all, one_mask_is_enough);
     tcase_add_test(all, only_one_quantity_is_compared);
     tcase_add_test(all, a_damaged_dump_is_refused);

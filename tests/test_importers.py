@@ -251,7 +251,22 @@ class Ours(Rig):
                                   capture_output=True, text=True,
                                   env=dict(os.environ, PYTHONPATH=os.pathsep.join((self.path(name), os.path.join(TREE, "trainer_bridge")))))
             self.assertEqual((done.returncode, done.stderr),
-                             (2, f"vllm_json: this Python has no {name}, which the importers need: {sys.executable} -m pip install h5py numpy\n"))
+                             (2, f"vllm_json: this Python has no {name}, which is needed here: {sys.executable} -m pip install h5py numpy\n"))
+
+    def test_a_python_whose_h5py_or_numpy_is_broken(self):
+        """What they raise: another numpy than h5py was built for; a library that numpy is linked with is not there, and its page of advice."""
+        dump, advice = self.write("d.json", json.dumps(vllm(0))), "try: raise ImportError('libblas.so.3: cannot open')\n" \
+            "except ImportError as error: raise ImportError('\\n\\nIMPORTANT: PLEASE READ THIS\\n') from error\n"
+        for name, code, why in (("h5py", "raise ValueError('numpy.dtype size changed')", "numpy.dtype size changed"),
+                                ("numpy", advice, "libblas.so.3: cannot open"), ("numpy", "raise AttributeError", "AttributeError")):
+            os.makedirs(self.path(name), exist_ok=True)
+            self.write(f"{name}/{name}.py", code)
+            done = subprocess.run([sys.executable, "-m", "bitroll.importers.vllm_json", dump, "--out", self.path("f.h5"), *GIVEN],
+                                  capture_output=True, text=True,
+                                  env=dict(os.environ, PYTHONDONTWRITEBYTECODE="1",
+                                           PYTHONPATH=os.pathsep.join((self.path(name), os.path.join(TREE, "trainer_bridge")))))
+            self.assertEqual((done.returncode, done.stderr), (2, f"vllm_json: a library of this Python cannot be loaded ({why}): "
+                                                                 f"{sys.executable} -m pip install --force-reinstall h5py numpy\n"))
 
     def test_a_dump_against_a_file_of_ours(self):
         """Another stack that computed what bitroll did: its JSON of the same tokens equals bitroll's file bit for bit."""

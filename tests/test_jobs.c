@@ -210,7 +210,7 @@ START_TEST(every_allocation_of_a_run_may_fail) {
         br_mem_fail_nth(n);
         status = br_job_generate(&options, NULL, &report);
         br_mem_fail_nth(0);
-        ck_assert_msg(br_file_exists(path) == (stood || report.n_tok > 0 || status == BR_OK), "allocation %ld: %d", n, stood);
+        ck_assert_msg(br_file_exists(path) == (stood || committed(path) > 0), "allocation %ld: %d", n, stood);
         ck_assert_msg(status == BR_OK || status == BR_E_NOMEM, "allocation %ld: %s: %s", n, br_status_name(status), br_last_error());
         br_report_free(&report);
     }
@@ -257,6 +257,61 @@ static br_status run_job(int job, const char *rollout, const char *out, br_repor
     default: return br_job_parity(rollout, out, report);
     }
 }
+
+/* What failed left the file that stood there before, byte by byte, and nothing beside it; until finished sequences stand in its place: some of a
+ * rollout, which can be resumed, all of a scoring, of which only the packing failed. */
+START_TEST(a_job_that_fails_leaves_the_older_file) {
+    char rollout[256], out[256], part[300];
+    br_report report;
+    br_map before, after;
+    path_of(rollout, "in.h5");
+    path_of(out, "older.h5");
+    snprintf(part, sizeof part, "%s.part", out);
+    generate(rollout, generate_options(rollout));
+    br_generate_options options = generate_options(out);
+    generate(out, options);
+    options.seed++;
+    CHECK_OK(br_file_map(out, &before));
+    br_status status = BR_E_NOMEM;
+    int n_left = 0;
+    for (long n = 1; status != BR_OK; n++) {
+        br_mem_fail_nth(n);
+        status = _i ? br_job_generate(&options, NULL, &report) : run_job(0, rollout, out, &report);
+        br_mem_fail_nth(0);
+        br_report_free(&report);
+        ck_assert_msg(!br_file_exists(part), "allocation %ld left %s", n, part);
+        CHECK_OK(br_file_map(out, &after));
+        const int same = after.n == before.n && memcmp(after.bytes, before.bytes, after.n) == 0;
+        br_file_unmap(&after);
+        ck_assert_msg(same == (status != BR_OK) || committed(out) >= (_i ? 1 : SEQS), "allocation %ld: %s", n, br_status_name(status));
+        if (!same)
+            break;
+        n_left++;
+    }
+    ck_assert_int_gt(n_left, 10);
+    br_file_unmap(&before);
+}
+END_TEST
+
+static int stop_at_once(void *context, const char *what, int64_t done, int64_t total) {
+    (void)context, (void)what, (void)done, (void)total;
+    return 1;
+}
+
+START_TEST(a_scoring_that_is_stopped_leaves_the_older_file) {
+    char rollout[256], out[256];
+    br_report report;
+    const br_watch watch = {.call = stop_at_once};
+    path_of(rollout, "in.h5");
+    path_of(out, "older.h5");
+    generate(rollout, generate_options(rollout));
+    score(prompts_path, out, 64, 1, NULL);
+    const br_score_options options = {.engine = rig_options(&pico), .in_path = rollout, .out_path = out, .pack_tokens = 64};
+    ck_assert_int_ne(br_job_score(&options, &watch, &report), BR_OK);
+    br_report_free(&report);
+    ck_assert_int_eq(committed(out), PROMPTS);
+}
+END_TEST
 
 /* score, verify, dump, dump through the engine, parity */
 START_TEST(every_allocation_of_a_job_may_fail) {
@@ -430,6 +485,8 @@ Suite *test_jobs_suite(void) {
     tcase_add_test(tcase, a_killed_run_resumes_exactly);
     tcase_add_test(tcase, resume_refuses_another_run);
     tcase_add_test(tcase, every_allocation_of_a_run_may_fail);
+    tcase_add_loop_test(tcase, a_job_that_fails_leaves_the_older_file, 0, 2);
+    tcase_add_test(tcase, a_scoring_that_is_stopped_leaves_the_older_file);
     tcase_add_loop_test(tcase, every_allocation_of_a_job_may_fail, 0, 5);
     tcase_add_test(tcase, refused_requests_are_listed_and_the_rest_completes);
     tcase_add_test(tcase, both_forwards_show_the_same_stages);

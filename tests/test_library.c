@@ -44,6 +44,14 @@ START_TEST(installed_files) {
 }
 END_TEST
 
+/* Beside the headers of the ops lie those that they include, and no other. */
+START_TEST(installed_headers_of_the_ops) {
+    SHELL_OK("wanted=$(echo '#include \"bitroll_ops.h\"' | cc -I$P/include/bitroll -I$P/include -M -x c - | tr ' ' '\\n' | "
+             "sed -n 's|.*/include/bitroll/||p' | sort -u); test \"$wanted\" = \"$(ls $P/include/bitroll | sort)\" || { ls $P/include/bitroll; "
+             "echo expected: $wanted; exit 1; }");
+}
+END_TEST
+
 /* ---- names ---------------------------------------------------------------------------------------------------------------- */
 
 typedef struct names {
@@ -140,6 +148,7 @@ Suite *test_library_suite(void) {
     tcase_set_timeout(tcase, 60);
     tcase_add_unchecked_fixture(tcase, install, NULL);
     tcase_add_test(tcase, installed_files);
+    tcase_add_test(tcase, installed_headers_of_the_ops);
     tcase_add_test(tcase, exports_the_headers_only);
     tcase_add_test(tcase, headers_alone);
     tcase_add_test(tcase, example);

@@ -502,6 +502,8 @@ START_TEST(test_usage) {
         const int status = system(command);
         ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == run[i].code, "%s: %d", run[i].arguments, status);
     }
+    ck_assert_int_eq(WEXITSTATUS(system(BITROLL_BINARY_DIR "/bitroll-worker --protocol >/dev/full 2>&1")), 2);
+    ck_assert_int_eq(WEXITSTATUS(system(BITROLL_BINARY_DIR "/bitroll-worker --help >/dev/full 2>&1")), 2);
 }
 END_TEST
 

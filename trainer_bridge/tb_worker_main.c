@@ -58,15 +58,14 @@ static const struct {
 
 /* ---- arguments ----------------------------------------------------------------------------------------------------------- */
 
-static int print_help(FILE *out) {
+static void print_help(FILE *out) {
     for (size_t i = 0; i < sizeof help / sizeof help[0]; i++)
         fprintf(out, "  %-22s %s\n", help[i].name, help[i].help);
-    return 0;
 }
 
 static int usage(const char *what, const char *found) {
     fprintf(stderr, "bitroll-worker: %s%s%s\n", what, found ? ": " : "", found ? found : "");
-    (void)print_help(stderr);
+    print_help(stderr);
     return USAGE;
 }
 
@@ -162,14 +161,25 @@ static int parse(args *a, int argc, char **argv) {
     return 0;
 }
 
-static int print_protocol(void) {
+static void print_protocol(void) {
     char line[512];
     printf("version %d.%d: type, name, sender, payload bytes, fields\n", TB_MAJOR, TB_MINOR);
     for (int32_t i = 0; i < tb_spec_count; i++) {
         tb_spec_line(&tb_specs[i], line, sizeof line);
         printf("%s\n", line);
     }
-    return 0;
+}
+
+/* The status of a process that was asked for a text on stdout. */
+static int print_and_end(const args *a) {
+    if (a->help)
+        print_help(stdout);
+    else
+        print_protocol();
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return 0;
+    fprintf(stderr, "bitroll-worker: cannot write to standard output\n");
+    return USAGE;
 }
 
 /* ---- who we are ---------------------------------------------------------------------------------------------------------- */
@@ -299,10 +309,8 @@ int main(int argc, char **argv) {
     int n_rank, code = parse(&a, argc, argv);
     if (code != 0)
         return code;
-    if (a.help)
-        return print_help(stdout);
-    if (a.protocol)
-        return print_protocol();
+    if (a.help || a.protocol)
+        return print_and_end(&a);
     if (a.socket)
         return run(&a);
     if (tb_mpi_start(&argc, &argv, &a.rank, &n_rank) != BR_OK) {

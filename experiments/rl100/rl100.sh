@@ -6,13 +6,26 @@
 #   BASE      checkpoint of the arithmetic runs            SMALL   checkpoint of the preset small [made]
 #   BACKEND   cuda or oracle [cuda]                        STEPS   of every run [as its file says]
 #   MORE      options of every trainer, such as --resume
-# Nothing is compiled here. Status 1: a run failed, its name and why are the last lines. A control arm (M1 to M3) has failed when it did not
-# come to its last step, or when its ledger shows no difference after three steps.
+# Nothing is compiled here. Status 2: a run that cannot be meant, said before any starts. 1: a run failed, its name and why are the last lines. A
+# control arm (M1 to M3) has failed when it did not come to its last step, or when its ledger shows no difference after three steps.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-out=${1:?rl100.sh OUT [NAME:SEED..]}
+die() {
+    printf 'rl100: %s\n' "$*" >&2
+    exit 2
+}
+
+[ -n "${1:-}" ] || die 'expected OUT [NAME:SEED..]'
+out=$1
 shift
 [ $# -gt 0 ] || set -- E:1 E:2 E:3 M1:1 M2:1 M3:1 ragged:1 small600:1
+seen=' '
+for run in "$@"; do
+    [[ $run =~ ^[A-Za-z0-9_]+:(0|[1-9][0-9]*)$ ]] || die "'$run': expected NAME:SEED, a name and a whole number, such as E:1"
+    [ -e "$here/${run%:*}.yaml" ] || die "'$run': there is no ${run%:*}.yaml: expected one of $(cd "$here" && echo *.yaml)"
+    case $seen in *" $run "*) die "'$run' is named twice: two runs cannot share a folder" ;; esac
+    seen+="$run "
+done
 build=${BUILD:-$here/../../build}
 backend=${BACKEND:-cuda}
 export PYTHONPATH=$here/../../trainer_bridge${PYTHONPATH:+:$PYTHONPATH} BITROLL=$build/bitroll BITROLL_LIBRARY=$build/libbitroll.so

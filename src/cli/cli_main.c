@@ -37,8 +37,7 @@ static int is_help(const char *text) {
     return strcmp(text, "--help") == 0 || strcmp(text, "-h") == 0;
 }
 
-int main(int argc, char **argv) {
-    signal(SIGXFSZ, SIG_IGN); /* a limit of file size is then a failed write with a sentence, as a full disk is */
+static cli_exit run(int argc, char **argv) {
     if (argc < 2) {
         fprintf(stderr, "bitroll: expected a verb; see bitroll --help\n");
         return CLI_USAGE;
@@ -63,7 +62,12 @@ int main(int argc, char **argv) {
     c.seq = c.pos_min = c.pos_max = -1;
     if (!cli_parse(&c, verb, argc - 2, argv + 2))
         return CLI_USAGE;
-    const cli_exit code = verb->run(&c);
+    return verb->run(&c);
+}
+
+int main(int argc, char **argv) {
+    signal(SIGXFSZ, SIG_IGN); /* a limit of file size is then a failed write with a sentence, as a full disk is */
+    const cli_exit code = run(argc, argv);
     if (fflush(stdout) == 0 && !ferror(stdout))
         return code;
     fprintf(stderr, "bitroll: cannot write to standard output\n");

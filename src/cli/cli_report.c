@@ -121,6 +121,10 @@ static void print_summary(const char *verb, const br_report *r) {
         puts(r->summary);
         return;
     }
+    if (strcmp(verb, "parity") == 0 && r->n_compared == 0) {
+        puts("parity: nothing was compared");
+        return;
+    }
     if (strcmp(verb, "parity") == 0) {
         /* k3 is the estimate that never goes below 0; where it underflows, k1 still shows that something differs. */
         printf("parity: %lld of %lld log-probs differ, KL %.9g\n", (long long)r->n_differ, (long long)r->n_compared,

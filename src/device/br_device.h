@@ -8,9 +8,10 @@
 #ifndef BR_DEVICE_H
 #define BR_DEVICE_H
 
-#include "br_mem.h"
+#include "br_status.h"
 #include <stddef.h>
 
+struct br_arena; /* of br_mem.h, which is not installed */
 typedef struct br_device br_device;
 typedef struct br_graph br_graph; /* a recorded step */
 
@@ -51,8 +52,8 @@ typedef struct br_mirror {
     size_t bytes;
 } br_mirror;
 br_status br_mirror_open(br_device *device, size_t bytes, const char *what, br_mirror *out);
-/* As large as lay_out asks for, which then lays out the host's side. */
-br_status br_mirror_lay_out(br_device *device, br_layout lay_out, void *owner, const char *what, br_mirror *out);
+/* As large as lay_out (br_layout of br_mem.h) asks for, which then lays out the host's side. */
+br_status br_mirror_lay_out(br_device *device, void (*lay_out)(void *owner, struct br_arena *arena), void *owner, const char *what, br_mirror *out);
 void br_mirror_close(br_device *device, br_mirror *mirror);
 /* The device's address of what lies at `host` inside the mirror. */
 static inline void *br_mirror_at(const br_mirror *mirror, const void *host) {

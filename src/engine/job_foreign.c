@@ -2,6 +2,11 @@
 #include "foreign_hints.h"
 #include "job_report.h"
 
+/* Bad input rather than a difference: no slot has a log-prob on both sides. */
+static int nothing_compared(const foreign_result *r) {
+    return r->n_compared == 0 && r->n_nan == 0;
+}
+
 static br_status add_counts(br_report *report, const foreign_files *files, const foreign_result *r) {
     BR_TRY(report_line(report, "files       %s (%s) against %s (%s), log-probs of kind %s", files->meta_a->source, files->meta_a->producer,
                        files->meta_b->source, files->meta_b->producer, foreign_quantity_name(files->quantity)));
@@ -13,8 +18,11 @@ static br_status add_counts(br_report *report, const foreign_files *files, const
         BR_TRY(report_line(report, "first id    uid '%s', sample %u, position %lld: %d against %d (-1: the sequence ends)",
                            r->first_token.uid, r->first_token.sample, (long long)r->first_token.pos, (int32_t)r->first_token.bits_a,
                            (int32_t)r->first_token.bits_b));
-    BR_TRY(report_line(report, "log-probs   %lld compared, %lld differ, %lld NaN, %lld in one file only", (long long)r->n_compared,
-                       (long long)r->n_differ, (long long)r->n_nan, (long long)r->n_missing));
+    return report_line(report, "log-probs   %lld compared, %lld differ, %lld NaN, %lld in one file only", (long long)r->n_compared,
+                       (long long)r->n_differ, (long long)r->n_nan, (long long)r->n_missing);
+}
+
+static br_status add_distances(br_report *report, const foreign_result *r) {
     BR_TRY(report_line(report, "k1 %.17g  k3 %.17g  max |d| %.17g  max ulp %lld", r->k1, r->k3, r->max_abs, (long long)r->max_ulp));
     BR_TRY(report_line(report, "probs       |p - q| max %.9g, mean %.9g, std %.9g", r->max_prob, r->prob.mean,
                        foreign_mean_deviation(&r->prob)));
@@ -60,20 +68,33 @@ static br_status fill_report(const foreign_files *files, const foreign_result *r
     report->k1 = r->k1;
     report->k3 = r->k3;
     BR_TRY(add_counts(report, files, r));
-    BR_TRY(report_histogram(report, r->bucket));
-    BR_TRY(add_sequences(report, r));
+    if (!nothing_compared(r)) {
+        BR_TRY(add_distances(report, r));
+        BR_TRY(report_histogram(report, r->bucket));
+        BR_TRY(add_sequences(report, r));
+    }
     foreign_hints(files, r, add_hint, &lines);
     return lines.status;
 }
 
-/* Two stacks that name their sequences differently. */
-static br_status say_nothing_joined(const char *path_a, const char *path_b, const foreign_files *files) {
+/* The sentence names why: two stacks that name their sequences differently, other texts, other slots. */
+static br_status say_nothing_compared(const char *path_a, const char *path_b, const foreign_files *files, const foreign_result *r) {
     rollout_seq a, b;
+    if (rollout_seq_count(files->a) == 0 || rollout_seq_count(files->b) == 0)
+        return br_fail(BR_E_ARG, "%s and %s: nothing was compared: the %s file holds no sequence", path_a, path_b,
+                       rollout_seq_count(files->a) == 0 ? "first" : "second");
     rollout_seq_at(files->a, 0, &a);
     rollout_seq_at(files->b, 0, &b);
-    return br_fail(BR_E_MISMATCH, "%s and %s have no sequence in common: they are joined by (uid, sample), such as ('%.80s', %u) in the first "
-                   "file and ('%.80s', %u) in the second: give equal texts equal uids in both dumps",
-                   path_a, path_b, a.uid, a.sample, b.uid, b.sample);
+    if (r->n_joined == 0)
+        return br_fail(BR_E_ARG, "%s and %s: nothing was compared: no sequence is in both; they are joined by (uid, sample), such as "
+                       "('%.80s', %u) in the first file and ('%.80s', %u) in the second: give equal texts equal uids in both dumps",
+                       path_a, path_b, a.uid, a.sample, b.uid, b.sample);
+    if (r->n_error == r->n_joined)
+        return br_fail(BR_E_ARG, "%s and %s: nothing was compared: every sequence that is in both ended in error", path_a, path_b);
+    if (r->n_tokens_differ > 0 && r->n_missing == 0)
+        return br_fail(BR_E_ARG, "%s and %s: nothing was compared: %lld of %lld sequences that are in both have other token ids before the first "
+                       "log-prob", path_a, path_b, (long long)r->n_tokens_differ, (long long)r->n_joined);
+    return br_fail(BR_E_ARG, "%s and %s: nothing was compared: no token of either mask has a log-prob in both files", path_a, path_b);
 }
 
 br_status br_job_parity_foreign(const char *path_a, const char *path_b, br_report *report) {
@@ -87,10 +108,11 @@ br_status br_job_parity_foreign(const char *path_a, const char *path_b, br_repor
     BR_TRY_GOTO(rollout_open_foreign(path_b, &b), exit);
     BR_TRY_GOTO(foreign_files_open(a, b, &files), exit);
     foreign_compare(&files, &result);
-    BR_TRY_GOTO(fill_report(&files, &result, report), exit);
+    if (!nothing_compared(&result) || result.n_joined > result.n_error) /* else there is nothing to count or to hint at */
+        BR_TRY_GOTO(fill_report(&files, &result, report), exit);
     report->seconds = report_clock() - begin;
-    if (result.n_joined == 0 && result.n_only_a > 0 && result.n_only_b > 0)
-        status = say_nothing_joined(path_a, path_b, &files);
+    if (nothing_compared(&result))
+        status = say_nothing_compared(path_a, path_b, &files, &result);
     else if (!result.passed)
         status = br_fail(BR_E_MISMATCH, "%s and %s: %s", path_a, path_b, result.reason);
 exit:

@@ -16,7 +16,6 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { POLL_TOKENS = 256 };
 
@@ -42,7 +41,6 @@ typedef struct generate {
     uint8_t *done;       /* (n_item) by index: in the file already */
     record **running; /* by index of the request id */
     int64_t n_new, n_new_total;
-    int is_new; /* nothing stood at the path before */
 } generate;
 
 static int64_t sample_count(const generate *g, const prompt_line *line) {
@@ -121,8 +119,7 @@ static br_status mark_done(generate *g, const rollout_reader *reader) {
 
 static br_status open_file(generate *g) {
     const char *path = g->options->out_path;
-    g->is_new = !br_file_exists(path);
-    if (!g->options->resume || g->is_new)
+    if (!g->options->resume || !br_file_exists(path))
         return rollout_create(path, &g->meta, &g->file);
     rollout_reader *reader;
     BR_TRY(rollout_open(path, &reader));
@@ -298,8 +295,6 @@ exit:
         status = rollout_close(g.file);
     else
         rollout_abandon(g.file);
-    if (status != BR_OK && g.file && g.is_new && g.n_new == 0)
-        (void)unlink(options->out_path); /* it says nothing but that somebody began */
     if (status == BR_OK)
         status = digest_file(&g);
     br_engine_close(g.engine);

@@ -1,7 +1,8 @@
 /* job_score: sequences through the trainer's forward into a file of the trainer's side.
  *
  * Layer: engine. Whole sequences in packs, in file order; the log-probs of every token but the first. A sequence that cannot
- * be scored is recorded with its error, the rest completes. */
+ * be scored is recorded with its error, the rest completes. Nothing is committed on the way: no scoring is resumed, so an older file stays
+ * until this one is whole. */
 #include "job_output.h"
 #include "job_report.h"
 #include "logprob_digest.h"
@@ -126,7 +127,6 @@ static br_status score_pack(score *s, rollout_seq *seq, scorer_seq *item, const 
         }
         BR_TRY(write_record(s, index[i], &seq[i]));
     }
-    BR_TRY(rollout_commit(s->file));
     return report_progress(s->watch, "sequences", s->n_seq_done, s->input.n_seq);
 }
 

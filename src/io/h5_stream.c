@@ -118,6 +118,7 @@ br_status h5_stream_create(h5_stream *s, const char *path, int packed, const h5_
     forget_handles(s);
     BR_TRY(part_path(path, part));
     snprintf(s->path, sizeof s->path, "%s", path);
+    h5_stream_discard(path); /* one that another process still writes stays its own: bytes of two never mix */
     s->file = h5_disk_create(part, !packed, &s->disk);
     if (s->file < 0)
         return failed(s, "create the file");

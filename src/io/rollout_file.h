@@ -71,7 +71,8 @@ typedef struct rollout_seq {
 } rollout_seq;
 
 typedef struct rollout_writer rollout_writer;
-/* Made as "path.part" and renamed when it is readable, so that an older file at `path` lives until then. */
+/* Made as "path.part" and renamed by the first commit of a sequence, or by close: a writer that fails before leaves an older file at `path` as
+ * it was, and nothing beside it. */
 br_status rollout_create(const char *path, const rollout_meta *meta, rollout_writer **out);
 /* Appends to a finished or killed file with equal run_uid: keeps the committed prefix (copied to a clean file first, then
  * renamed over). `meta` gives the new stamp. BR_E_MISMATCH when the run, its digests or the optional datasets differ. Which

@@ -44,8 +44,11 @@ static br_status create_all(rollout_writer *w, const char *path, int packed) {
     return h5_stream_rows(&w->stream, ROLLOUT_COL_OFFSET, 0, 1, &zero);
 }
 
+/* A stream that never came to its place leaves nothing. */
 static br_status close_writer(rollout_writer *w) {
     br_status status = h5_stream_close(&w->stream);
+    if (!w->stream.in_place && w->stream.path[0])
+        h5_stream_discard(w->stream.path);
     br_mem_free(w);
     return status;
 }
@@ -73,7 +76,8 @@ static br_status copy_columns(rollout_writer *w, const rollout_reader *from) {
     return BR_OK;
 }
 
-/* The file with the sequences of `from`, or with none, committed and at `path`. packed: its finished form; else a stream. */
+/* The file with the sequences of `from`, committed and at `path`; with none it stays "path.part" until the first commit. packed: its finished
+ * form; else a stream. */
 static br_status open_writer(const char *path, const rollout_meta *meta, int packed, const rollout_reader *from, rollout_writer **out) {
     br_status status;
     rollout_writer *w;
@@ -86,14 +90,14 @@ static br_status open_writer(const char *path, const rollout_meta *meta, int pac
     rollout_columns(meta, w->column);
     w->link = rollout_chain_first(meta);
     BR_TRY_GOTO(create_all(w, path, packed), fail);
-    if (from)
+    if (from) {
         BR_TRY_GOTO(copy_columns(w, from), fail);
-    BR_TRY_GOTO(commit(w), fail);
+        BR_TRY_GOTO(commit(w), fail);
+    }
     *out = w;
     return BR_OK;
 fail:
     (void)close_writer(w);
-    h5_stream_discard(path);
     return status;
 }
 
@@ -218,6 +222,8 @@ br_status rollout_close(rollout_writer *w) {
     memcpy(path, w->stream.path, sizeof path);
     br_status status = rollout_commit(w);
     h5_scope scope = h5_scope_begin();
+    if (status == BR_OK && !w->stream.in_place)
+        status = commit(w); /* of no sequence */
     br_status closed = close_writer(w);
     status = status == BR_OK ? closed : status;
     if (status == BR_OK)

@@ -251,7 +251,7 @@ void foreign_hints(const foreign_files *files, const foreign_result *result, for
     tell_ratios(&h);
     tell_values(&h);
     tell_sign(&h);
-    if (h.n_said == 0)
+    if (h.n_said == 0 && result->n_compared > 0)
         tell(&h, "none: no shift, offset, temperature, truncation, unit, precision or constant explains the differences; compare hashes of "
              "stages");
 }

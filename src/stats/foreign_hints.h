@@ -11,7 +11,7 @@
 enum { FOREIGN_HINT_SLOTS_MIN = 8 }; /* fewer agree by chance */
 
 typedef void (*foreign_say)(void *context, const char *sentence);
-/* At least one sentence when the comparison did not pass. */
+/* At least one sentence when log-probs were compared and did not pass. */
 void foreign_hints(const foreign_files *files, const foreign_result *result, foreign_say say, void *context);
 
 #endif

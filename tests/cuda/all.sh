@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # all.sh OUT [PART..]: what a machine with a GPU has to show of this tree, each part with its log in OUT and one line here; built or packed
-# (pack.sh) before. Checks first, then times, one after the other. Exit 1 when a part failed.
+# (pack.sh) before. Checks first, then times, one after the other. Exit 1 when a part failed; 2, before any starts, when there is no such part or
+# nothing built.
 #   suites     every kernel against the oracle                           ends      six presets end to end on both backends
 #   slice      slice-full, 1 to 256 sequences a step                     swap      swaps, digests of live memory, streaming, and their times
 #   slice-oracle  some of it computed again by the oracle: 90 GB of host memory, minutes of 16 cores
@@ -10,9 +11,20 @@
 set -euo pipefail
 tree=$(cd "$(dirname "$0")/../.." && pwd)
 build=${BUILD:-$tree/build}
-out=${1:?all.sh OUT [PART..]}
+parts=(suites ends slice slice-oracle swap base train model bench sanitize)
+die() {
+    printf 'all.sh: %s\n' "$*" >&2
+    exit 2
+}
+
+[ -n "${1:-}" ] || die 'expected OUT [PART..]'
+out=$1
 shift
-[ $# -gt 0 ] || set -- suites ends slice slice-oracle swap base train model bench sanitize
+[ $# -gt 0 ] || set -- "${parts[@]}"
+for name in "$@"; do
+    printf '%s\n' "${parts[@]}" | grep -qxFe "$name" || die "there is no part '$name': expected some of ${parts[*]}"
+done
+[ -f "$build/bitroll" ] || die "$build: no bitroll in it: expected BUILD, a folder that was built or packed"
 commit=${COMMIT:-$(git -C "$tree" rev-parse --short HEAD 2>/dev/null || true)}
 mkdir -p "$out"
 out=$(cd "$out" && pwd) # parts run elsewhere
@@ -76,10 +88,6 @@ part() {
     model) model ;;
     bench) bench ;;
     sanitize) "$tree/tests/cuda/sanitize.sh" "$build/bitroll_cuda_tests" ;;
-    *)
-        echo "all.sh: no part $1" >&2
-        return 2
-        ;;
     esac
 }
 

@@ -10,7 +10,11 @@
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
-bitroll=$1
+bitroll=${1:-}
+if ! [ -f "$bitroll" ] || ! [ -x "$bitroll" ]; then
+    echo "end_to_end.sh: '$bitroll': expected BITROLL, the program" >&2
+    exit 2
+fi
 shift
 presets=("$@")
 [ $# -gt 0 ] || presets=(pico nano nano+recipe k3-nano kimi-linear-nano mini small)

@@ -6,17 +6,26 @@
 #   trainer   bitroll-worker, libbitroll.so, libbitroll_bridge.so, megatron-core
 #   tests     bitroll_cuda_tests
 #   swap      bitroll_cuda_swap
-# and lab_digest and lab_index where they were built.
+# and lab_digest and lab_index where they were built. Exit 2, before anything is written: no such part, or a program that was not built.
 set -euo pipefail
 tree=$(cd "$(dirname "$0")/../.." && pwd)
-build=${1:?pack.sh BUILD OUT}
-out=${2:?pack.sh BUILD OUT}
+die() {
+    printf 'pack.sh: %s\n' "$*" >&2
+    exit 2
+}
+
+[ $# -eq 2 ] || die 'expected BUILD OUT'
+build=$1 out=$2
 parts=" ${PACK_PARTS:-trainer swap tests} "
+for name in $parts; do
+    case $name in trainer | swap | tests) ;; *) die "PACK_PARTS: there is no part '$name': expected some of trainer swap tests" ;; esac
+done
 
 programs=(bitroll)
 case $parts in *' trainer '*) programs+=(bitroll-worker libbitroll.so libbitroll_bridge.so) ;; esac
 case $parts in *' tests '*) programs+=(bitroll_cuda_tests) ;; esac
 case $parts in *' swap '*) programs+=(bitroll_cuda_swap) ;; esac
+for name in "${programs[@]}"; do [ -e "$build/$name" ] || die "$build: no $name in it: expected BUILD, a folder where it was built"; done
 for lab in lab_digest lab_index; do [ ! -x "$build/$lab" ] || programs+=("$lab"); done
 
 mkdir -p "$out/build/lib"

@@ -16,8 +16,16 @@
 #   fused_join -> fused_join               bi_attn_fused.cuh: m of the block before, `m_full`
 set -euo pipefail
 
-runner=$1
+die() {
+    echo "sanitize.sh: $*" >&2
+    exit 2
+}
+runner=${1:-}
+if ! [ -f "$runner" ] || ! [ -x "$runner" ]; then die "'$runner': expected RUNNER, the program bitroll_cuda_tests"; fi
 shift
+for tool in "$@"; do
+    case $tool in memcheck | synccheck | initcheck | racecheck) ;; *) die "there is no tool '$tool'" ;; esac
+done
 [ $# -gt 0 ] || set -- memcheck synccheck initcheck racecheck
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT

@@ -13,7 +13,13 @@
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
-bitroll=$1
+die() {
+    echo "slice.sh: $*" >&2
+    exit 2
+}
+bitroll=${1:-}
+if ! [ -f "$bitroll" ] || ! [ -x "$bitroll" ]; then die "'$bitroll': expected BITROLL, the program"; fi
+[ "${2:---oracle}" = --oracle ] || die "'$2': expected --oracle or nothing"
 preset=${PRESET:-slice-full} backend=${BACKEND:-cuda} longest=${LONGEST:-4096}
 vocab=$([ "$preset" = slice-full ] && echo 163840 || echo 250)
 dir=$(mktemp -d)

@@ -1,13 +1,14 @@
 """The structs that Python reads from the headers against the compiler's own layout."""
 import ctypes
 import os
+import re
 import subprocess
 import unittest
 
 import torch
 
 import rig
-from bitroll import abi
+from bitroll import abi, wire
 from bitroll.rows import Rows
 
 
@@ -29,6 +30,19 @@ class Layout(unittest.TestCase):
             ours.append(f"{name} - {ctypes.sizeof(struct)}")
             ours += [f"{name} {field} {getattr(struct, field).offset}" for field, _ in struct._fields_]
         self.assertEqual(compiled[:-1], ours)
+
+    def test_a_number_that_c_does_not_hold_is_refused_by_name(self):
+        """ctypes takes its low bits; a version that the worker never saw was then live."""
+        made = abi.STRUCTS["br_ledger_step"](step=1)
+        for make, said in ((lambda: abi.STRUCTS["br_ledger_step"](version=1 << 64), f"version {1 << 64}: expected {-1 << 63} to {(1 << 63) - 1}"),
+                           (lambda: setattr(made, "n_seq", -1 << 64), f"n_seq {-1 << 64}: expected {-1 << 63} to {(1 << 63) - 1}"),
+                           (lambda: wire.made("gen_req", sample=1 << 32), f"sample {1 << 32}: expected 0 to {(1 << 32) - 1}"),
+                           (lambda: wire.made("gen_req", prompt=[1, -1]), f"prompt -1: expected 0 to {(1 << 32) - 1}"),
+                           (lambda: abi.array("token", ctypes.c_int32, [1 << 31]), f"token {1 << 31}: expected ")):
+            with self.assertRaisesRegex(abi.Error, re.escape(said)):
+                make()
+        made.step = (1 << 63) - 1
+        self.assertEqual(made.step, (1 << 63) - 1)
 
     def test_errors_are_sentences(self):
         r = rig.Rig("pico", False)

@@ -267,6 +267,8 @@ class Socket(unittest.TestCase):
             with self.assertRaisesRegex(abi.Error, "GEN_REQ, adapter"):
                 remote.generate(texts, "x" * 300, 7, max_new=2, base=True)
             self.assertEqual((remote.running, remote.with_base), ({}, {}))
+            with self.assertRaisesRegex(abi.Error, "W_BEGIN, version 18446744073709551617: expected 0 to"):
+                remote.swap("policy", (1 << 64) + 1, version(r.shapes, 0), INITIAL)
             remote.generate(texts, "base", 7, max_new=2, ignore_eos=1)
             right = [t.digest for t in texts]
             for wrong in ("zz", "g" * 32, "0x" + "0" * 30, None, 7):

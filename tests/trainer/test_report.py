@@ -6,6 +6,7 @@ import io
 import os
 import re
 import struct
+import subprocess
 import sys
 import unittest
 
@@ -171,6 +172,18 @@ class ManyRuns(unittest.TestCase):
             sys.argv = ["report", "a", "b"]
             report.main()
         self.assertIn("--out DIR is needed", said.getvalue())
+
+    def test_a_python_whose_matplotlib_is_broken(self):
+        place = os.path.join(rig.PLACE, "broken")
+        for code, said in (("raise ImportError('numpy.core.multiarray failed to import')", "a library of this Python cannot be loaded (numpy.core."),
+                           ("raise ModuleNotFoundError(name='matplotlib')", "this Python has no matplotlib, which is needed here: ")):
+            os.makedirs(place, exist_ok=True)
+            with open(os.path.join(place, "matplotlib.py"), "w", encoding="ascii") as file:
+                file.write(code)
+            done = subprocess.run([sys.executable, "-B", "-m", "bitroll.rl.report", run_folder("any")], capture_output=True, text=True,
+                                  env=dict(os.environ, PYTHONPATH=os.pathsep.join((place, *sys.path))))
+            self.assertEqual((done.returncode, len(done.stderr.splitlines())), (2, 1), done.stderr)
+            self.assertIn(f"report: {said}", done.stderr)
 
 
 if __name__ == "__main__":

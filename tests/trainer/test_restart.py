@@ -181,10 +181,14 @@ class Folder(unittest.TestCase):
         self.assertEqual(status, 0, error)
         with open(os.path.join(out, "ledger.h5"), "rb") as file:
             before = file.read()
-        status, said, error = self.two_steps("proved", "--seed", "2")[1]
-        self.refused(said, status, error, "ledger.h5: there already: expected --resume")
-        status, said, error = self.two_steps("proved", "--seed", "2", "--resume")[1]
-        self.refused(said, status, error, "--resume goes on with the settings that the run began with: seed was 1, is 2")
+        for names in (sorted(os.listdir(out)), sorted(set(os.listdir(out)) - {lock.FILE})):
+            if lock.FILE not in names:
+                os.unlink(os.path.join(out, lock.FILE))
+            status, said, error = self.two_steps("proved", "--seed", "2")[1]
+            self.refused(said, status, error, "ledger.h5: there already: expected --resume")
+            status, said, error = self.two_steps("proved", "--seed", "2", "--resume")[1]
+            self.refused(said, status, error, "--resume goes on with the settings that the run began with: seed was 1, is 2")
+            self.assertEqual(sorted(os.listdir(out)), names)
         os.rename(os.path.join(out, "checkpoint"), os.path.join(out, "elsewhere"))
         status, said, error = self.two_steps("proved", "--resume")[1]
         self.refused(said, status, error, "checkpoint: is not there, but ledger.h5 has 2 steps: put it back, or begin again in another folder")
@@ -258,9 +262,19 @@ class Folder(unittest.TestCase):
 
     def test_no_worker(self):
         path = os.path.join(rig.PLACE, "no-worker.sock")
-        out, (status, said, error) = self.two_steps("no-worker", "--rollout", "unix:" + path, "--wait", "0.2")
-        self.refused(said, status, error, f"{path}: nobody listened there for 0.2 s: start `bitroll-worker --model ")
-        self.assertFalse(os.path.exists(out))
+        config, kept = rl_rig.config("no-worker", **SMALL), os.path.join(rig.PLACE, "kept-above")
+        os.mkdir(kept)
+        for out in (os.path.join(rig.PLACE, "new-above", "a", "b"), os.path.join(kept, "a", "b")):
+            status, said, error = rl_rig.train(config, out, "--rollout", "unix:" + path, "--wait", "0.2")
+            self.refused(said, status, error, f"{path}: nobody listened there for 0.2 s: start `bitroll-worker --model ")
+        self.assertFalse(os.path.exists(os.path.join(rig.PLACE, "new-above")))
+        self.assertEqual(os.listdir(kept), [])  # what stood there stays
+
+    def test_a_folder_that_cannot_be_made(self):
+        out = os.path.join(rig.PLACE, "half", "x" * 300)
+        status, said, error = rl_rig.train(rl_rig.config("half", **SMALL), out)
+        self.refused(said, status, error, "File name too long")
+        self.assertFalse(os.path.exists(os.path.dirname(out)))
 
     def test_a_run_of_one_step_is_done(self):
         status, said, error = rl_rig.train(rl_rig.config("one"), os.path.join(rig.PLACE, "one"), "--steps", "1")

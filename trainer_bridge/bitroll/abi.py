@@ -16,6 +16,11 @@ ABI_VERSION = 3
 SCALAR = {"uint16_t": ctypes.c_uint16, "int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64,
           "uint8_t": ctypes.c_uint8, "char": ctypes.c_char, "int": ctypes.c_int, "float": ctypes.c_float, "double": ctypes.c_double,
           "size_t": ctypes.c_size_t}
+WHOLE = {}  # {ctype of whole numbers: (least, most)}
+for _name, _kind in SCALAR.items():
+    if _name not in ("char", "float", "double"):
+        _bits, _signed = 8 * ctypes.sizeof(_kind), _name in ("int", "int32_t", "int64_t")
+        WHOLE[_kind] = (-1 << _bits - 1, (1 << _bits - 1) - 1) if _signed else (0, (1 << _bits) - 1)
 LINE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p)
 
 STRUCT = re.compile(r"typedef (struct|union) (\w+) \{([^{}]*)\} \2;", re.S)
@@ -29,6 +34,27 @@ class Error(RuntimeError):
     def __init__(self, status, sentence):
         super().__init__(sentence)
         self.status = status
+
+
+def fitting(name, kind, value):
+    """value, on its way to a C number of the type `kind`: one that is too large for it ctypes would cut without a word."""
+    if isinstance(value, int) and kind in WHOLE:
+        least, most = WHOLE[kind]
+        if not least <= value <= most:
+            raise Error(CONSTANTS["BR_E_ARG"], f"{name} {value}: expected {least} to {most}")
+    return value
+
+
+def array(name, kind, values):
+    """A C array of whole numbers."""
+    for end in (min(values), max(values)) if values else ():
+        fitting(name, kind, end)
+    return (kind * len(values))(*values)
+
+
+class Struct(ctypes.Structure):
+    def __setattr__(self, name, value):
+        super().__setattr__(name, fitting(name, self.kinds.get(name), value))
 
 
 def _header(name):
@@ -97,8 +123,8 @@ def read_headers():
             if "(*" in body:
                 continue  # a table of functions
             try:
-                base = ctypes.Structure if kind == "struct" else ctypes.Union
-                types[name] = structs[name] = type(name, (base,), {"_fields_": list(_fields(body, types, constants))})
+                base, fields = Struct if kind == "struct" else ctypes.Union, list(_fields(body, types, constants))
+                types[name] = structs[name] = type(name, (base,), {"_fields_": fields, "kinds": dict(fields)})
             except TypeError:  # of the jobs, which Python leaves to the command
                 if header != "bitroll.h":
                     raise

@@ -99,6 +99,8 @@ class Connection:
         self.post(name, S["tb_message"](**{body: made(body, **fields)}) if fields else S["tb_message"](), version, subject)
 
     def post(self, name, message, version=0, subject=0):
+        for what, number in (("version", version), ("subject", subject)):
+            abi.fitting(f"{name}, {what}", ctypes.c_uint64, number)
         self.bridge.check(self.bridge.c.tb_trainer_send(self.trainer, TYPE[name], version, subject, ctypes.byref(message)))
 
     def flush(self):

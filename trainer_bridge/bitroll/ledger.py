@@ -78,7 +78,7 @@ class Ledger:
             if len(mask) != len(text.tokens):
                 raise ValueError(f"uid '{text.uid}', sample {text.sample}: a mask of {len(mask)} for {len(text.tokens)} tokens: expected one each")
             ids, mask = [*text.prompt, *text.tokens], [0] * len(text.prompt) + mask
-            arrays = {"token": (ctypes.c_int32 * len(ids))(*ids), "mask": (ctypes.c_uint8 * len(ids))(*mask),
+            arrays = {"token": abi.array("token", ctypes.c_int32, ids), "mask": abi.array("mask", ctypes.c_uint8, mask),
                       "rollout": _slots(text, mask, rollout[i], "rollout"), "again": _slots(text, mask, again[i], "again"),
                       "update": _slots(text, mask, update[i], "update"), "uid": text.uid.encode()}
             for name, array in arrays.items():

@@ -33,14 +33,14 @@ class Bridge(abi.Loaded):
         return out
 
 
-def field(kind, value):
+def field(name, kind, value):
     """A field of a message as C has it, of text, bytes, words, a digest as text, or a number."""
     if kind is S["br_digest"]:
         return abi.digest_of(value)
     if kind is S["tb_text"]:
         value = value.encode()
     if kind in (S["tb_text"], S["tb_bytes"], S["tb_words"]):
-        held = value if isinstance(value, bytes) else (ctypes.c_uint32 * len(value))(*value)
+        held = value if isinstance(value, bytes) else abi.array(name, ctypes.c_uint32, value)
         return kind(p=abi.address_of(held), n=len(value))
     return value
 
@@ -49,7 +49,7 @@ def made(name, /, **fields):
     """The struct tb_<name>."""
     kind = S["tb_" + name]
     kinds = dict(kind._fields_)
-    return kind(**{key: field(kinds[key], value) for key, value in fields.items()})
+    return kind(**{key: field(key, kinds[key], value) for key, value in fields.items()})
 
 
 def bits_of(value, form="f"):

@@ -18,12 +18,14 @@ import os
 import sys
 import warnings
 
+from .. import libraries
+
 try:
     import h5py
     import numpy as np
-    MISSING = None
-except ModuleNotFoundError as error:
-    MISSING = error.name
+    FAULT = None
+except Exception as error:
+    FAULT = libraries.fault(error, "h5py numpy")
 
 KINDS = ("full_softmax_over_T", "raw", "processed")
 UNSCORED, NOT_A_NUMBER = 0x7FC00000, 0xFFC00000  # a NaN of the dump must not read as a log-prob that is not there
@@ -142,8 +144,8 @@ def torch_file(path):
     """The plain values and tensors of a torch file; a pickle that wants more than these is refused, and nothing in it runs."""
     try:
         import torch
-    except ImportError:
-        raise Refused(f"{path}: a torch file: expected a Python that has torch") from None
+    except Exception as error:
+        raise Refused(f"{path}: a torch file: {libraries.fault(error, 'torch')}") from None
     numpy_parts = [np.ndarray, np.dtype, *(type(np.dtype(c)) for c in "?bBhHiIlLefd"), np.empty(0).__reduce__()[0]]
     try:
         with torch.serialization.safe_globals(numpy_parts), warnings.catch_warnings():
@@ -259,8 +261,8 @@ def run(source, description, read, sides=True, alignment=True):
     args = parser.parse_args()
     options, texts = Options(args), []
     try:
-        if MISSING:
-            raise Refused(f"this Python has no {MISSING}, which the importers need: {sys.executable} -m pip install h5py numpy")
+        if FAULT:
+            raise Refused(FAULT)
         kind = options.kind(args.dump)
         take(read, options, texts)
         if not texts:

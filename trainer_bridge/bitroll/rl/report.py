@@ -13,16 +13,21 @@ import os
 import re
 import subprocess
 
-import matplotlib
-import yaml
-from tensorboardX import SummaryWriter
-from tensorboardX.proto.summary_pb2 import Summary
+from .. import abi, libraries
 
-from .. import abi
-from . import metrics
+try:
+    import matplotlib
+    import yaml
+    from tensorboardX import SummaryWriter
+    from tensorboardX.proto.summary_pb2 import Summary
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402  the backend comes first
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt  # the backend comes first
+
+    from . import metrics  # with torch
+    FAULT = None
+except Exception as error:
+    FAULT = libraries.fault(error, "matplotlib pyyaml tensorboardX torch")
 
 # {column: verl's name}. Milliseconds become seconds under timing_s.
 VERL = {
@@ -299,6 +304,8 @@ def main():
     options = parser.parse_args()
     if not options.out and len(options.folder) > 1:
         parser.error("--out DIR is needed with more than one folder")
+    if FAULT:
+        parser.exit(2, f"report: {FAULT}\n")
     try:
         print(report(options.folder, options.out or options.folder[0]))
     except (OSError, ValueError) as error:

@@ -109,19 +109,34 @@ def check(out, library, every):
         raise Failed(f"{is_of}, and the next was due at {due}: put the last one back, or begin again in another folder")
 
 
-def forget(out, is_new, stood, library):
-    """After a start that recorded no step: what it made in a run's folder goes, a new folder as well. stood: names of what was there before."""
-    ledger = os.path.join(out, LEDGER)
-    if LEDGER in stood or (os.path.exists(ledger) and n_step_of(library, ledger)):
-        return
-    for name in {name + end for name in (LEDGER, CHECKPOINT, TABLE, ECHO) for end in ("", ".part")}.difference(stood) | {lock.FILE}:
+def missing(folder):
+    """Of a folder and those that it lies in the ones that are not there, the deepest first."""
+    path, found = os.path.abspath(folder), []
+    while not os.path.lexists(path):
+        found.append(path)
+        path = os.path.dirname(path)
+    return found
+
+
+def remove_empty(folders):
+    for folder in folders:
+        with contextlib.suppress(OSError):  # one that holds something, or that was never made
+            os.rmdir(folder)
+
+
+def forget(out, stood, library):
+    """After a start that recorded no step: what it made in a run's folder goes. stood: names of what was there before."""
+    ledger, made = os.path.join(out, LEDGER), {lock.FILE}
+    if LEDGER not in stood:
+        if os.path.exists(ledger) and n_step_of(library, ledger):
+            return
+        made |= {name + end for name in (LEDGER, CHECKPOINT, TABLE, ECHO) for end in ("", ".part")}
+    for name in made.difference(stood):
         path = os.path.join(out, name)
         if os.path.isdir(path):
             shutil.rmtree(path)
         elif os.path.exists(path):
             os.unlink(path)
-    if is_new and not os.listdir(out):
-        os.rmdir(out)
 
 
 def header(folder):

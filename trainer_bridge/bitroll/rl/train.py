@@ -1,7 +1,7 @@
 """A training run: `python -m bitroll.rl.train --config F.yaml --model CHECKPOINT --out DIR`. A line a step; the last line says what the
 ledger says. Leaves in DIR the settings (run.yaml), metrics.csv, ledger.h5, checkpoint/, adapter/ (the policy after the last update) and
 adapter_last_step/ (the one that the last step of the ledger ran on: what `bitroll verify --adapter` wants). A start that fails before it
-has recorded a step leaves nothing.
+has recorded a step leaves DIR as it found it.
 
 Exit status: 0 done; 1 a step of the exact arm did not certify, a gradient was not finite, or a bar was missed; 2 usage or environment, a
 worker that is gone among them; 7 the worker serves another trainer."""
@@ -73,11 +73,12 @@ class Run:
         self.settings, self.out = settings, args.out
         library, arm = abi.Library(), arms.ARMS[settings.arm]
         with contextlib.ExitStack() as opened:  # of a run that does not come to stand, too, a worker is told that it ends
-            is_new = not os.path.exists(self.out)
+            opened.callback(resume.remove_empty, resume.missing(self.out))
             os.makedirs(self.out, exist_ok=True)
+            had_lock = os.path.exists(self.path(lock.FILE))
             opened.callback(os.close, lock.hold(self.out))
+            opened.callback(resume.forget, self.out, [name for name in os.listdir(self.out) if had_lock or name != lock.FILE], library)
             self.check_folder(library, args.resume)
-            opened.callback(resume.forget, self.out, is_new, os.listdir(self.out), library)
             rollout_base = Checkpoint(args.rollout_model or args.model)
             arm.check(rollout_base)
             self.policy = opened.enter_context(contextlib.closing(Policy(library, args.model, settings, arm.functions())))

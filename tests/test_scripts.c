@@ -1,0 +1,58 @@
+/* Scripts that take hours on a machine with a GPU: what cannot be meant is said in one sentence, with status 2, before any work. */
+#include "test_support.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#define CUDA BITROLL_SOURCE_DIR "/tests/cuda/"
+#define BUILD BITROLL_BINARY_DIR
+#define PROMPTS(settings) "awk " settings " -f " BITROLL_SOURCE_DIR "/tests/prompts.awk"
+
+static const struct {
+    const char *command, *sentence;
+} wrong[] = {
+    {CUDA "all.sh", "all.sh: expected OUT [PART..]\n"},
+    {CUDA "all.sh out suites frob", "all.sh: there is no part 'frob': expected some of suites ends slice "},
+    {CUDA "all.sh out 'suites ends'", "all.sh: there is no part 'suites ends'"},
+    {"BUILD=/nowhere " CUDA "all.sh out suites", "all.sh: /nowhere: no bitroll in it: expected BUILD"},
+    {CUDA "pack.sh", "pack.sh: expected BUILD OUT\n"},
+    {CUDA "pack.sh " BUILD, "pack.sh: expected BUILD OUT\n"},
+    {CUDA "pack.sh /nowhere out", "pack.sh: /nowhere: no bitroll in it: expected BUILD"},
+    {"PACK_PARTS=swaps " CUDA "pack.sh " BUILD " out", "pack.sh: PACK_PARTS: there is no part 'swaps'"},
+    {CUDA "slice.sh", "slice.sh: '': expected BITROLL"},
+    {CUDA "slice.sh " BUILD "/bitroll --oracles", "slice.sh: '--oracles': expected --oracle or nothing"},
+    {CUDA "end_to_end.sh /nowhere", "end_to_end.sh: '/nowhere': expected BITROLL"},
+    {CUDA "sanitize.sh", "sanitize.sh: '': expected RUNNER"},
+    {CUDA "sanitize.sh " BUILD "/bitroll frobcheck", "sanitize.sh: there is no tool 'frobcheck'"},
+    {PROMPTS(""), "prompts.awk: n is '': expected a whole number from 0\n"},
+    {PROMPTS("-v n=two -v low=1 -v high=2 -v vocab=9 -v names=-"), "prompts.awk: n is 'two'"},
+    {PROMPTS("-v n=2 -v low=0 -v high=2 -v vocab=9 -v names=-"), "prompts.awk: low is '0': expected a whole number from 1\n"},
+    {PROMPTS("-v n=2 -v low=7 -v high=2 -v vocab=9 -v names=-"), "prompts.awk: high is '2': expected a whole number from 7\n"},
+    {PROMPTS("-v n=2 -v low=1 -v high=2 -v vocab=3 -v names=-"), "prompts.awk: vocab is '3': expected a whole number from 4\n"},
+    {PROMPTS("-v n=2 -v low=1 -v high=2 -v vocab=9"), "prompts.awk: number of names is '0'"},
+};
+
+START_TEST(what_cannot_be_meant_is_said) {
+    char command[1024], said[4096];
+    snprintf(command, sizeof command, "cd %s && { %s; } 2>&1 >stdout", test_tmp_dir(), wrong[_i].command);
+    FILE *pipe = popen(command, "r");
+    ck_assert_ptr_nonnull(pipe);
+    said[fread(said, 1, sizeof said - 1, pipe)] = 0;
+    const int status = pclose(pipe);
+    ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == 2, "%s: status %d: %s", wrong[_i].command, status, said);
+    ck_assert_msg(strncmp(said, wrong[_i].sentence, strlen(wrong[_i].sentence)) == 0, "%s: %s", wrong[_i].command, said);
+    ck_assert_msg(strchr(said, '\n') == said + strlen(said) - 1, "not one sentence: %s", said);
+    snprintf(command, sizeof command, "cd %s && test \"$(ls)\" = stdout && test ! -s stdout", test_tmp_dir());
+    ck_assert_msg(system(command) == 0, "%s: something was written", wrong[_i].command);
+}
+END_TEST
+
+Suite *test_scripts_suite(void) {
+    Suite *suite = suite_create("scripts");
+    TCase *tcase = tcase_create("scripts");
+    tcase_add_loop_test(tcase, what_cannot_be_meant_is_said, 0, sizeof wrong / sizeof wrong[0]);
+    suite_add_tcase(suite, tcase);
+    return suite;
+}
