@@ -132,10 +132,14 @@ static int streams(const bi_ctx *ctx, const dense_job *job) {
     return job->n_row <= DENSE_SMALL_ROWS && wanted && ((const dense_state *)ctx->dense)->encode && is_aligned(job);
 }
 
+static int has_many_short(const dense_job *job) {
+    return job->n_head == 1 && job->n_in <= 2048 && job->n_out >= 16384;
+}
+
 /* Whether cuBLASLt is: also for few rows where chains are short and outputs are many. */
 static int by_library(const bi_ctx *ctx, const dense_job *job) {
-    const int short_chains = job->n_row > 8 && job->n_head == 1 && job->n_in <= 2048 && job->n_out >= 16384;
-    return (job->n_row > DENSE_SMALL_ROWS || short_chains) && ((const dense_state *)ctx->dense)->lt && bi_dense_lt_fits(job);
+    const int pays = job->n_row > DENSE_SMALL_ROWS || (job->n_row > 8 && has_many_short(job));
+    return pays && ((const dense_state *)ctx->dense)->lt && bi_dense_lt_fits(job);
 }
 
 br_status bi_dense_base(bi_ctx *ctx, const dense_job *job) {
@@ -317,6 +321,14 @@ static int is_group(const bi_ctx *ctx, const bi_linear_args *args, int32_t n) {
     return n > 1 && n <= BI_LINEAR_GROUP_MAX && args->n_row > 0 && ((const dense_state *)ctx->dense)->encode;
 }
 
+/* Whether one launch is the faster one for a group, where none has adapters: not of few rows and many short chains, measured. */
+static int pays_together(const dense_job *job, int32_t n) {
+    int many_short = 0;
+    for (int32_t i = 0; i < n; i++)
+        many_short |= has_many_short(&job[i]);
+    return job->n_row <= GROUP_ROWS && !(many_short && job->n_row <= DENSE_SMALL_ROWS);
+}
+
 br_status bi_cuda_linear_group(bi_ctx *ctx, const bi_linear_args *args, int32_t n) {
     dense_job job[BI_LINEAR_GROUP_MAX];
     int done = 0, n_slot = 0, together = is_group(ctx, args, n);
@@ -326,7 +338,7 @@ br_status bi_cuda_linear_group(bi_ctx *ctx, const bi_linear_args *args, int32_t 
         n_slot += job[i].n_slot;
         together = args[i].n_row == args->n_row && is_aligned(&job[i]);
     }
-    if (together && (n_slot || args->n_row <= GROUP_ROWS) && give_t(ctx, job, n))
+    if (together && (n_slot || pays_together(job, n)) && give_t(ctx, job, n))
         BR_TRY(args->n_row > DENSE_SMALL_ROWS ? bi_dense_many(ctx, job, n, &done) : bi_dense_stream(ctx, job, n, &done));
     for (int32_t i = 0; !done && i < n; i++)
         BR_TRY(bi_cuda_linear(ctx, &args[i]));

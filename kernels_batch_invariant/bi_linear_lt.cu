@@ -4,7 +4,7 @@
  * stages, and rounds to bf16 once; other algorithms, and split-K, do not, and are never taken. Which tile and cluster run is
  * written in bi_linear_lt_table.h for the shapes of the model; for others, the first of those that the library's own heuristic names
  * for a class of row counts: a function of shapes and the library's version, not of time.
- * Before a configuration is used for the first time, those of the table when the backend opens, it runs two test problems (zeros,
+ * Before a configuration is used for the first time, those of the table that the limits allow when the backend opens, it runs two test problems (zeros,
  * wide exponents, subnormals; whole clusters of its own tiles, and ragged edges) on a stream of its own, and the outcome is compared
  * with the own kernel's, bit by bit; one that differs is refused and the next is tried. That takes milliseconds once a configuration,
  * touches nothing of the steps, and is allowed while one is being recorded. */
@@ -329,14 +329,21 @@ static int is_same_configuration(const lt_choice *a, const lt_choice *b) {
     return a->tile == b->tile && a->stages == b->stages && a->cluster == b->cluster && a->custom == b->custom && a->f32 == b->f32;
 }
 
-/* Tests each configuration of the table once; one that fails is refused where it would be used. */
-static void test_table(dense_lt *lt) {
+/* Whether a map of the backend can be of the row's shape. */
+static int is_within(const lt_choice *c, const bi_limits *limits) {
+    const int32_t n_out = limits->d_out > limits->n_vocab ? limits->d_out : limits->n_vocab;
+    return c->n_in <= limits->d_in && c->n_out <= n_out && c->rows_from <= limits->n_row;
+}
+
+/* Tests each configuration once that the table has for a shape within the limits; one that fails is refused where it would be used. */
+static void test_table(dense_lt *lt, const bi_limits *limits) {
     cublasLtMatmulAlgo_t algo;
     for (int i = 0; i < N_LT_TABLE; i++) {
         int first = 0;
-        while (!is_same_configuration(&LT_TABLE[first], &LT_TABLE[i]))
-            first++;
-        if (first < i)
+        while (!is_within(&LT_TABLE[first], limits) || !is_same_configuration(&LT_TABLE[first], &LT_TABLE[i]))
+            if (++first > i)
+                break;
+        if (first != i)
             continue;
         const int taken = init_choice(lt, &LT_TABLE[i], &algo) && inside_contract(lt, &algo, LT_TABLE[i].f32);
         *(taken ? &lt->n_taken : &lt->n_refused) += 1;
@@ -471,7 +478,7 @@ br_status bi_dense_lt_open(bi_ctx *ctx, dense_lt **out) {
     }
     BR_TRY_GOTO(open_memory(ctx, lt), fail);
     BR_TRY_GOTO(make_test(ctx, lt), fail);
-    test_table(lt);
+    test_table(lt, &ctx->limits);
     *out = lt;
     return BR_OK;
 fail:

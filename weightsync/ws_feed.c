@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-enum { SLOTS = 2, SLOT_VIEWS = 8192, LONG = 2 /* times the mean */, ALIGN = 16, DIRECT_MIN = 4096 };
+enum { SLOTS = 2, SLOT_VIEWS = 8192, FIRST_VIEWS = 1024, LONG = 2 /* times the mean */, ALIGN = 16, DIRECT_MIN = 4096 };
 
 /* So many bytes from src to this place of the slot. */
 typedef struct feed_run {
@@ -20,6 +20,7 @@ typedef struct feed_slot {
     feed_run run[SLOT_VIEWS];  /* across the bus; src NULL: from the slot's own side of the host */
     feed_run copy[SLOT_VIEWS]; /* before that, into the slot, by the pool */
     int32_t n_view, n_run, n_copy;
+    int32_t sent, first;   /* views that the device is at, and where their results go: from to[first] on */
     size_t used;
 } feed_slot;
 
@@ -28,6 +29,7 @@ struct ws_feed {
     br_pool *pool;
     size_t slot_bytes;
     int32_t n_view_max, n_seen, at;
+    int32_t full; /* views that send a slot off: few at first, so that the device begins early, then twice as many each time */
     feed_slot slot[SLOTS];
     br_mirror seen; /* (n_view_max) */
     br_seen **to;   /* (n_view_max) where a result goes */
@@ -62,6 +64,7 @@ br_status ws_feed_open(br_device *device, br_pool *pool, size_t slot_bytes, int3
     f->pool = pool;
     f->slot_bytes = slot_bytes;
     f->n_view_max = view_max(n_view);
+    f->full = FIRST_VIEWS;
     for (int i = 0; i < SLOTS; i++)
         BR_TRY_GOTO(open_slot(f, &f->slot[i]), exit);
     BR_TRY_GOTO(br_mirror_open(device, (size_t)f->n_view_max * sizeof(br_seen), "what was seen of values", &f->seen), exit);
@@ -125,7 +128,7 @@ static br_status enqueue(ws_feed *f, feed_slot *slot) {
     const size_t n = (size_t)slot->n_view;
     br_view *view = (br_view *)br_mirror_at(&slot->jobs, slot->view);
     const uint16_t **src = br_mirror_at(&slot->jobs, slot->src);
-    br_seen *seen = (br_seen *)(void *)f->seen.device + (f->n_seen - slot->n_view);
+    br_seen *seen = (br_seen *)(void *)f->seen.device + slot->first;
     for (int32_t i = 0; i < slot->n_run; i++) {
         const feed_run *r = &slot->run[i];
         BR_TRY(br_device_upload(f->device, slot->bytes.device + r->at, r->src ? r->src : slot->bytes.host + r->at, r->n));
@@ -133,7 +136,18 @@ static br_status enqueue(ws_feed *f, feed_slot *slot) {
     BR_TRY(br_device_upload(f->device, view, slot->view, n * sizeof *view));
     BR_TRY(br_device_upload(f->device, src, slot->src, n * sizeof *src));
     BR_TRY(br_device_place(f->device, view, src, slot->n_view, seen));
+    BR_TRY(br_device_download(f->device, (br_seen *)(void *)f->seen.host + slot->first, seen, n * sizeof *seen));
+    slot->sent = slot->n_view;
     return br_device_mark(f->device, f->at);
+}
+
+/* Results of a slot that the device has done with. */
+static void hand_out(ws_feed *f, feed_slot *slot) {
+    const br_seen *seen = (const br_seen *)(const void *)f->seen.host;
+    for (int32_t i = slot->first; i < slot->first + slot->sent; i++)
+        if (f->to[i])
+            *f->to[i] = seen[i];
+    slot->sent = 0;
 }
 
 /* Sends the slot off and goes on with the next, once the device has done with that. */
@@ -141,13 +155,18 @@ static br_status send_slot(ws_feed *f) {
     feed_slot *slot = &f->slot[f->at];
     if (slot->n_view == 0)
         return BR_OK;
+    slot->first = f->n_seen - slot->n_view;
     br_pool_run(f->pool, copy_one, slot, slot->n_copy);
-    long_first(slot, f->to + f->n_seen - slot->n_view);
+    long_first(slot, f->to + slot->first);
     const br_status status = enqueue(f, slot);
     slot->n_view = slot->n_run = slot->n_copy = 0;
     slot->used = 0;
+    f->full = f->full < SLOT_VIEWS ? 2 * f->full : (int32_t)SLOT_VIEWS;
     f->at = (f->at + 1) % SLOTS;
-    return status == BR_OK ? br_device_reach(f->device, f->at) : status;
+    BR_TRY(status);
+    BR_TRY(br_device_reach(f->device, f->at));
+    hand_out(f, &f->slot[f->at]);
+    return BR_OK;
 }
 
 /* ---- what goes in ---------------------------------------------------------------------------------------------------------- */
@@ -174,7 +193,7 @@ static int follows(const feed_slot *slot, const unsigned char *src) {
 static br_status take_room(ws_feed *f, const unsigned char *src, size_t n, size_t *at) {
     feed_slot *slot = &f->slot[f->at];
     *at = follows(slot, src) ? slot->used : (slot->used + ALIGN - 1) / ALIGN * ALIGN;
-    if (*at + n > f->slot_bytes || slot->n_view == SLOT_VIEWS) {
+    if (*at + n > f->slot_bytes || slot->n_view == f->full) {
         BR_TRY(send_slot(f));
         *at = 0;
     }
@@ -225,16 +244,16 @@ br_status ws_feed_write(ws_feed *f, const br_view *to, const uint16_t *value, in
 
 /* A failure forgets what was waiting. */
 br_status ws_feed_flush(ws_feed *f) {
-    const int32_t n = f->n_seen;
     br_status status;
     BR_TRY_GOTO(send_slot(f), exit);
-    BR_TRY_GOTO(br_device_download(f->device, f->seen.host, f->seen.device, (size_t)n * sizeof(br_seen)), exit);
     BR_TRY_GOTO(br_device_wait(f->device), exit);
-    for (int32_t i = 0; i < n; i++)
-        if (f->to[i])
-            *f->to[i] = ((br_seen *)(void *)f->seen.host)[i];
+    for (int i = 0; i < SLOTS; i++)
+        hand_out(f, &f->slot[i]);
 exit:
+    for (int i = 0; i < SLOTS; i++)
+        f->slot[i].sent = 0;
     f->n_seen = 0;
+    f->full = FIRST_VIEWS;
     f->known_end = 0;
     return status;
 }

@@ -220,17 +220,24 @@ static int64_t launches(const twin *t, const char *name) {
 }
 
 /* On the library that the table was made with none of its configurations may be refused. */
+/* All of the table where the limits allow its shapes, nothing of it where they do not. */
 START_TEST(table_is_taken) {
-    const bi_limits limits = {.n_row = 256, .d_in = 1100, .d_out = 700};
+    static const struct {
+        bi_limits limits;
+        int is_all;
+    } open[] = {{{.n_row = 8192, .d_in = 12288, .d_out = 49152, .n_vocab = 163840}, 1}, {{.n_row = 256, .d_in = 1100, .d_out = 700}, 0}};
     char note[BI_CUDA_NOTE_BYTES];
     twin t;
-    twin_open(&t, &limits, MIB);
-    bi_cuda_note(&t.backend[TWIN_ORACLE], note);
-    ck_assert_str_eq(note, "");
-    bi_cuda_note(&t.backend[TWIN_CUDA], note);
-    ck_assert_msg(strncmp(note, "cuBLASLt version ", 17) == 0, "%s", note);
-    ck_assert_msg(strstr(note, "\nwarning: ") || strstr(note, " taken, 0 refused"), "%s", note);
-    twin_close(&t);
+    for (int i = 0; i < 2; i++) {
+        twin_open(&t, &open[i].limits, MIB);
+        bi_cuda_note(&t.backend[TWIN_ORACLE], note);
+        ck_assert_str_eq(note, "");
+        bi_cuda_note(&t.backend[TWIN_CUDA], note);
+        ck_assert_msg(strncmp(note, "cuBLASLt version ", 17) == 0, "%s", note);
+        ck_assert_msg(strstr(note, "\nwarning: ") || strstr(note, " taken, 0 refused"), "%s", note);
+        ck_assert_msg((strstr(note, ": 0 configurations ") == NULL) == open[i].is_all, "%s", note);
+        twin_close(&t);
+    }
 }
 END_TEST
 

@@ -57,6 +57,38 @@ START_TEST(groups) {
 }
 END_TEST
 
+/* Few rows of short chains, many of them of one map, are no group without adapters: a launch a map. */
+static void try_many_short(twin *t, op_random *random, int n_row, int n_out, int n_slot, const char *launched) {
+    static linear_setup setup[2];
+    bi_linear_args args[2][2];
+    twin_reset(t);
+    for (int i = 0; i < 2; i++) {
+        linear_case c = {.n_row = n_row, .n_head = 1, .n_in = 72, .n_out = i ? n_out : 40, .bad_row = -1};
+        c.n_slot = c.slots_used = n_slot;
+        linear_set_up(t, random, &c, &setup[i]);
+        args[0][i] = setup[i].args[0];
+        args[1][i] = setup[i].args[1];
+    }
+    twin_begin(t);
+    TWIN_RUNS(t, side)
+        CHECK_OK(t->backend[side].op->linear_group(t->backend[side].ctx, args[side], 2));
+    twin_compare(t, "many short chains");
+    twin_launched(t, "many short chains", launched);
+}
+
+START_TEST(many_short) {
+    const bi_limits limits = {.n_row = 65, .d_in = 72, .d_out = 16384, .rank = 48, .n_slot = LINEAR_SLOT_MAX};
+    twin t;
+    op_random random = {test_seed(), 23};
+    twin_open(&t, &limits, 16 * MIB);
+    try_many_short(&t, &random, 1, 16376, 0, "linear_small 1");
+    try_many_short(&t, &random, 1, 16384, 0, "linear_small 2");
+    try_many_short(&t, &random, 1, 16384, 1, "linear_small 1");
+    try_many_short(&t, &random, 65, 16384, 0, "linear_wide 1");
+    twin_close(&t);
+}
+END_TEST
+
 static void try_map(twin *t, op_random *random, int n_row, int n_head, int n_out, int y_gap) {
     const linear_case c = {.n_row = n_row, .n_head = n_head, .n_in = 72, .n_out = n_out, .y_gap = y_gap, .bad_row = -1};
     linear_run_case(t, random, &c);
@@ -213,6 +245,7 @@ Suite *cuda_linear_edges_suite(void) {
     TCase *tcase = tcase_create("linear_edges");
     tcase_set_timeout(tcase, 300);
     tcase_add_test(tcase, groups);
+    tcase_add_test(tcase, many_short);
     tcase_add_test(tcase, streams);
     tcase_add_test(tcase, short_chains);
     suite_add_tcase(suite, tcase);
