@@ -4,10 +4,10 @@
  * stages, and rounds to bf16 once; other algorithms, and split-K, do not, and are never taken. Which tile and cluster run is
  * written in bi_linear_lt_table.h for the shapes of the model; for others, the first of those that the library's own heuristic names
  * for a class of row counts: a function of shapes and the library's version, not of time.
- * Before a configuration is used for the first time, those of the table that the limits allow when the backend opens, it runs two test problems (zeros,
- * wide exponents, subnormals; whole clusters of its own tiles, and ragged edges) on a stream of its own, and the outcome is compared
- * with the own kernel's, bit by bit; one that differs is refused and the next is tried. That takes milliseconds once a configuration,
- * touches nothing of the steps, and is allowed while one is being recorded. */
+ * Before a configuration is used for the first time (those of the table that the limits allow: when the backend opens) it runs two
+ * test problems (zeros, wide exponents, subnormals; whole clusters of its own tiles, and ragged edges) on a stream of its own, and the
+ * outcome is compared with the own kernel's, bit by bit; one that differs is refused and the next is tried. That takes milliseconds once
+ * a configuration, touches nothing of the steps, and is allowed while one is being recorded. */
 #include "bi_linear_parts.cuh"
 
 #include "bi_linear_lt_table.h"
