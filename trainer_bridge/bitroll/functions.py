@@ -34,12 +34,14 @@ class Adapter:
         self.b = Stack(ops, n, n_out, rank, shared=shared == "b")
         self.s = torch.full((n,), s, dtype=F32, device=ops.device)
         self.master_a, self.master_b, self.n, self.rank = master_a, master_b, n, rank
+        self.n_published = 0
         self.slot = Host(ops.pack("bi_adapter", a=self.a.mat, b=self.b.mat, s=self.s))
 
     def publish(self):
         """Rounds the masters into what the forward reads."""
         self.a.round_from(self.master_a())
         self.b.round_from(self.master_b())
+        self.n_published += 1
 
 
 class Map:
