@@ -7,7 +7,7 @@
 #include "bi_experts_act.cuh"
 
 /* A block of the plan has at least PLAN_PAIRS pairs, or is alone. */
-enum { PLAN_THREADS = 1024, PLAN_BLOCKS = 8, PLAN_PAIRS = 2048, PLAN_SHARED_MAX = 200 * 1024, COMBINE_THREADS = 256, COMBINE_WIDTH = 8 };
+enum { PLAN_THREADS = 1024, PLAN_BLOCKS = 8, PLAN_PAIRS = 2048, PLAN_SHARED_MAX = 200 * 1024, COMBINE_THREADS = 256, COMBINE_WIDTH = 8, COMBINE_AHEAD = 16 };
 
 /* ---- plan ---------------------------------------------------------------------------------------------------------- */
 
@@ -456,7 +456,7 @@ br_status bi_cuda_experts(bi_ctx *ctx, const bi_experts_args *a) {
 
 /* ---- combine ------------------------------------------------------------------------------------------------------- */
 
-/* WIDE: eight elements a thread by 16-byte loads; else one. */
+/* WIDE: eight elements a thread by 16-byte loads; else one. All experts of a row are on their way at once. */
 template <bool WIDE> static __global__ void __launch_bounds__(COMBINE_THREADS) combine_kernel(const __grid_constant__ bi_combine_args a) {
     bi_cuda_begin();
     constexpr int WIDTH = WIDE ? COMBINE_WIDTH : 1;
@@ -467,18 +467,24 @@ template <bool WIDE> static __global__ void __launch_bounds__(COMBINE_THREADS) c
     const bi_bf16 *e = a.e + (int64_t)row * a.topk * a.d + col;
     const float *p = a.p + (int64_t)row * a.topk;
     float acc[WIDTH] = {};
-#pragma unroll 8
-    for (int32_t k = 0; k < a.topk; k++, e += a.d) {
-        const float weight = p[k];
-        if constexpr (WIDE) {
-            const uint4 raw = *reinterpret_cast<const uint4 *>(e);
-            const uint32_t word[4] = {raw.x, raw.y, raw.z, raw.w};
+    for (int32_t first = 0; first < a.topk; first += COMBINE_AHEAD) {
+        uint4 raw[COMBINE_AHEAD];
+        float weight[COMBINE_AHEAD];
 #pragma unroll
-            for (int c = 0; c < WIDTH; c++)
-                acc[c] = BI_FMA(weight, bi_f32_of(c & 1 ? word[c / 2] & 0xffff0000u : word[c / 2] << 16), acc[c]);
-        } else {
-            acc[0] = BI_FMA(weight, bi_widen(*e), acc[0]);
-        }
+        for (int k = 0; k < COMBINE_AHEAD; k++)
+            if (first + k < a.topk) {
+                const bi_bf16 *from = e + (int64_t)(first + k) * a.d;
+                raw[k] = WIDE ? *reinterpret_cast<const uint4 *>(from) : make_uint4(*from, 0, 0, 0);
+                weight[k] = p[first + k];
+            }
+#pragma unroll
+        for (int k = 0; k < COMBINE_AHEAD; k++)
+            if (first + k < a.topk) {
+                const uint32_t word[4] = {raw[k].x, raw[k].y, raw[k].z, raw[k].w};
+#pragma unroll
+                for (int c = 0; c < WIDTH; c++)
+                    acc[c] = BI_FMA(weight[k], bi_f32_of(c & 1 ? word[c / 2] & 0xffff0000u : word[c / 2] << 16), acc[c]);
+            }
     }
     bi_bf16 *y = a.y + (int64_t)row * a.d + col;
     if constexpr (WIDE) {
