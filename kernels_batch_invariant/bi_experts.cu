@@ -7,7 +7,8 @@
 #include "bi_experts_act.cuh"
 
 /* A block of the plan has at least PLAN_PAIRS pairs, or is alone. */
-enum { PLAN_THREADS = 1024, PLAN_BLOCKS = 8, PLAN_PAIRS = 2048, PLAN_SHARED_MAX = 200 * 1024, COMBINE_THREADS = 256, COMBINE_WIDTH = 8, COMBINE_AHEAD = 16 };
+enum { PLAN_THREADS = 1024, PLAN_BLOCKS = 8, PLAN_PAIRS = 2048, PLAN_SHARED_MAX = 200 * 1024 };
+enum { COMBINE_THREADS = 256, COMBINE_WIDTH = 8, COMBINE_AHEAD = 16 /* experts */ };
 
 /* ---- plan ---------------------------------------------------------------------------------------------------------- */
 
