@@ -21,11 +21,13 @@ enum {
     TOPK_THREADS = 1024,
     TOPK_WARPS = TOPK_THREADS / 32,
     TOPK_BINS = 2048,   /* of a digit of 11 bits */
-    TOPK_SAMPLE = 4096, /* keys, in eights */
+    TOPK_SAMPLE = 4096, /* keys of a long row, in eights; 1,024 of a short one */
+    TOPK_SAMPLED = 32,  /* a key of the sample stands for so many, as long as that leaves 1,024 to 4,096 */
     TOPK_COARSE = 13,   /* bits of a key that the sample leaves unknown: 1/1,024 of an octave */
     TOPK_GATHER = 8192, /* listed keys of a row */
     TOPK_LIST = 512,    /* of a warp */
-    TOPK_EACH = 8       /* keys a thread loads at once */
+    TOPK_EACH = 8,      /* keys a thread loads at once */
+    TOPK_TAKE = 4       /* the same of a list, which is short */
 };
 static_assert((int)TOPK_BINS == (int)BI_ORDER_BINS, "the oracle's digits");
 static_assert((int)TOPK_BINS <= (int)TOPK_GATHER && (int)TOPK_SAMPLE <= (int)TOPK_GATHER, "one room for all three");
@@ -36,7 +38,8 @@ typedef struct topk_shared {
     uint32_t bin[TOPK_BINS];        /* of this block's keys */
     uint32_t gathered[TOPK_GATHER]; /* keys of the sample; of the lists; else the histogram of the row */
     uint32_t warp_sum[TOPK_WARPS];
-    uint32_t found[2];              /* the bin of the wanted key, and its rank among the keys of that bin */
+    uint32_t found[3];              /* the bin of the wanted key, its rank among the keys of that bin, and how many those are */
+    uint32_t only;                  /* the one key of the bin */
     uint32_t least, greatest;       /* bounds of the gathered keys */
     uint32_t listed[TOPK_BLOCKS_MAX][TOPK_WARPS]; /* keys that a warp wants to list, too many or not */
     uint32_t above[TOPK_BLOCKS_MAX], equal[TOPK_BLOCKS_MAX]; /* by block: keys above the k-th, keys equal to it */
@@ -112,16 +115,17 @@ static __device__ __forceinline__ void topk_find(topk_shared &sh, const uint32_t
         const int second = left > before + own.y;
         sh.found[0] = (uint32_t)(TOPK_BINS - 1 - 2 * tid - second);
         sh.found[1] = left - before - (second ? own.y : 0);
+        sh.found[2] = second ? own.x : own.y;
     }
     __syncthreads();
 }
 
 /* The rank-th largest of the n gathered keys, by those of them that lie in least .. greatest, and its rank among the keys equal to it. `coarse`
- * lower bits may be left 0; the rank is then that among keys equal in the upper ones. */
+ * lower bits may be left 0; the rank is then that among keys equal in the upper ones. A key that is alone in its bin needs no more digits. */
 static __device__ __forceinline__ uint32_t topk_pick(topk_shared &sh, int32_t n, uint32_t least, uint32_t greatest, int coarse, uint32_t *rank) {
-    uint32_t prefix = 0;
+    uint32_t prefix = 0, n_left = (uint32_t)n;
     int top = 32 - __clz((int)(greatest - least)), first = 1; /* top: bits that are not known */
-    while (top > coarse) {
+    while (top > coarse && (first || n_left > 1)) {
         const int shift = top > 11 ? top - 11 : 0;
         topk_clear(sh);
         for (int32_t i = (int32_t)threadIdx.x; i < n; i += TOPK_THREADS) {
@@ -133,41 +137,57 @@ static __device__ __forceinline__ uint32_t topk_pick(topk_shared &sh, int32_t n,
         topk_find(sh, sh.bin, *rank);
         prefix |= sh.found[0] << shift;
         *rank = sh.found[1];
+        n_left = sh.found[2];
         top = shift;
         first = 0;
     }
-    return least + prefix;
+    if (top <= coarse || first)
+        return least + prefix;
+    for (int32_t i = (int32_t)threadIdx.x; i < n; i += TOPK_THREADS)
+        if (sh.gathered[i] >= least && (sh.gathered[i] - least) >> top == prefix >> top)
+            sh.only = sh.gathered[i];
+    __syncthreads();
+    return sh.only;
 }
 
 /* A key that more than topk of the row's n keys reach, unless the sample misleads: an eight of keys out of each of equal parts of the row,
- * somewhere in it, since keys may repeat. Of a warp's 32 keys one is the greatest; as many keys as warps have loaded reach the least of
- * these, so that only keys from there on need counting where that is enough. */
+ * somewhere in it, since keys may repeat. The greatest of every `group` keys of a warp are no fewer than the wanted rank, so that the least
+ * of them bounds the wanted key, and keys below need no counting. */
 static __device__ __forceinline__ uint32_t topk_sample(topk_shared &sh, const float *score, int32_t n, int32_t topk) {
-    enum { OWN = TOPK_SAMPLE / TOPK_THREADS, N_PART = TOPK_SAMPLE / 8, N_LOAD = TOPK_SAMPLE / 32 };
+    enum { OWN = TOPK_SAMPLE / TOPK_THREADS };
     const int tid = (int)threadIdx.x;
-    const float expected = (float)topk * ((float)TOPK_SAMPLE / (float)n), more = expected + 5.0f * sqrtf(expected);
+    const int32_t wanted_own = n / (TOPK_SAMPLED * TOPK_THREADS), n_own = wanted_own < 1 ? 1 : wanted_own < OWN ? wanted_own : (int32_t)OWN;
+    const int32_t n_key = n_own * TOPK_THREADS, n_part = n_key / 8;
+    const float expected = (float)topk * ((float)n_key / (float)n), more = expected + 5.0f * sqrtf(expected);
     uint32_t key[OWN], rank = (uint32_t)(more < 2.0f * expected ? more : 2.0f * expected) + 1, least = 0xffffffffu, greatest = 0;
-    rank = rank < TOPK_SAMPLE ? rank : TOPK_SAMPLE;
+    rank = rank < (uint32_t)n_key ? rank : (uint32_t)n_key;
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
-        const uint64_t part = (uint64_t)(i * TOPK_THREADS + tid) / 8, begin = part * (uint64_t)(n / 8) / N_PART;
-        const uint64_t within = (part * 0x9e3779b1u >> 8 & 0xffff) * (uint64_t)(n / 8 / N_PART) >> 16;
-        key[i] = bi_u32_of(score[(begin + within) * 8 + tid % 8]);
+        const uint64_t part = (uint64_t)(i * TOPK_THREADS + tid) / 8, begin = part * (uint64_t)(n / 8) / (uint64_t)n_part;
+        const uint64_t within = (part * 0x9e3779b1u >> 8 & 0xffff) * (uint64_t)(n / 8 / n_part) >> 16;
+        key[i] = i < n_own ? bi_u32_of(score[(begin + within) * 8 + tid % 8]) : 0;
     }
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
+        if (i >= n_own)
+            break;
         key[i] = bi_order_key(bi_f32_of(key[i]));
         sh.gathered[i * TOPK_THREADS + tid] = key[i];
-        const uint32_t best = __reduce_max_sync(0xffffffffu, key[i]);
-        least = best < least ? best : least;
-        greatest = best > greatest ? best : greatest;
+        for (uint32_t group = 1; group < 32 && 2 * group * rank <= (uint32_t)n_key; group *= 2) {
+            const uint32_t other = __shfl_xor_sync(0xffffffffu, key[i], group);
+            key[i] = other > key[i] ? other : key[i];
+        }
+        least = key[i] < least ? key[i] : least;
+        greatest = key[i] > greatest ? key[i] : greatest;
     }
+    least = __reduce_min_sync(0xffffffffu, least);
+    greatest = __reduce_max_sync(0xffffffffu, greatest);
     if (tid % 32 == 0) {
         atomicMin(&sh.least, least);
         atomicMax(&sh.greatest, greatest);
     }
     __syncthreads();
-    return topk_pick(sh, TOPK_SAMPLE, rank <= N_LOAD ? sh.least : 0, sh.greatest, TOPK_COARSE, &rank);
+    return topk_pick(sh, n_key, sh.least, sh.greatest, TOPK_COARSE, &rank);
 }
 
 /* ---- the keys of a warp ---------------------------------------------------------------------------------------------------------------- */
@@ -222,26 +242,37 @@ static __device__ __forceinline__ uint32_t topk_list(const topk_keys &all, topk_
 }
 
 /* The keys of the row's lists, a block after the other, to sh.gathered, the greatest to sh.greatest. A warp takes the lists of the same warp of
- * all blocks. Returns how many there are; more than TOPK_GATHER when one list was too long. */
+ * all blocks, side by side. Returns how many there are; more than TOPK_GATHER when one list was too long. */
 template <int BLOCKS> static __device__ __forceinline__ int32_t topk_gather(topk_shared &sh, int lane, int warp) {
-    uint32_t n = 0, longest = 0, greatest = 0;
+    uint32_t n = 0, longest = 0, longest_own = 0, greatest = 0, n_key[BLOCKS], place[BLOCKS];
 #pragma unroll
     for (int b = 0; b < BLOCKS; b++) {
-        const uint32_t own = sh.listed[b][lane], through = topk_through(own, lane), n_key = __shfl_sync(0xffffffffu, own, warp);
-        const uint32_t place = n + __shfl_sync(0xffffffffu, through, warp) - n_key;
-        for (uint32_t i = (uint32_t)lane; i < n_key && i < TOPK_LIST && place + i < TOPK_GATHER; i += 32) {
-            const uint32_t key = topk_remote_load(&sh.key[warp][i], (uint32_t)b);
-            sh.gathered[place + i] = key;
-            greatest = key > greatest ? key : greatest;
-        }
+        const uint32_t own = sh.listed[b][lane], through = topk_through(own, lane);
+        n_key[b] = __shfl_sync(0xffffffffu, own, warp);
+        place[b] = n + __shfl_sync(0xffffffffu, through, warp) - n_key[b];
         longest = own > longest ? own : longest;
+        longest_own = n_key[b] > longest_own ? n_key[b] : longest_own;
         n += __shfl_sync(0xffffffffu, through, 31);
+    }
+    if (__reduce_max_sync(0xffffffffu, longest) > TOPK_LIST || n > TOPK_GATHER)
+        return TOPK_GATHER + 1;
+    for (uint32_t i = (uint32_t)lane; i < longest_own; i += 32) {
+        uint32_t key[BLOCKS];
+#pragma unroll
+        for (int b = 0; b < BLOCKS; b++)
+            key[b] = i < n_key[b] ? topk_remote_load(&sh.key[warp][i], (uint32_t)b) : 0;
+#pragma unroll
+        for (int b = 0; b < BLOCKS; b++) {
+            if (i < n_key[b])
+                sh.gathered[place[b] + i] = key[b];
+            greatest = key[b] > greatest ? key[b] : greatest;
+        }
     }
     greatest = __reduce_max_sync(0xffffffffu, greatest);
     if (lane == 0)
         atomicMax(&sh.greatest, greatest);
     __syncthreads();
-    return (int32_t)(__reduce_max_sync(0xffffffffu, longest) > TOPK_LIST || n > TOPK_GATHER ? TOPK_GATHER + 1 : n);
+    return (int32_t)n;
 }
 
 /* ---- the k-th key out of all ------------------------------------------------------------------------------------------------------------ */
@@ -296,9 +327,9 @@ static __device__ __forceinline__ uint32_t topk_pick_of_all(const topk_keys &all
 /* ---- what is selected ------------------------------------------------------------------------------------------------------------------- */
 
 /* This lane's keys of a step from `at` on; past the last 0, which no score has but a NaN of all ones, and no op makes that. */
-static __device__ __forceinline__ void topk_take(uint32_t (&key)[TOPK_EACH], const topk_keys &s, int32_t at, int lane) {
+static __device__ __forceinline__ void topk_take(uint32_t (&key)[TOPK_TAKE], const topk_keys &s, int32_t at, int lane) {
 #pragma unroll
-    for (int i = 0; i < TOPK_EACH; i++) {
+    for (int i = 0; i < TOPK_TAKE; i++) {
         const int32_t own = at + 32 * i + lane;
         key[i] = own >= s.n ? 0 : s.key ? s.key[own] : bi_order_key(s.score[own]);
     }
@@ -308,11 +339,11 @@ static __device__ __forceinline__ void topk_take(uint32_t (&key)[TOPK_EACH], con
 template <int BLOCKS>
 static __device__ __forceinline__ void topk_write(const topk_keys &s, topk_shared &sh, uint32_t rank, uint32_t kth, uint32_t n_tie, int32_t *select) {
     const int tid = (int)threadIdx.x, lane = tid % 32, warp = tid / 32;
-    uint32_t n_above = 0, n_equal = 0, key[TOPK_EACH];
-    for (int32_t at = 0; at < s.n; at += 32 * TOPK_EACH) {
+    uint32_t n_above = 0, n_equal = 0, key[TOPK_TAKE];
+    for (int32_t at = 0; at < s.n; at += 32 * TOPK_TAKE) {
         topk_take(key, s, at, lane);
 #pragma unroll
-        for (int i = 0; i < TOPK_EACH; i++) {
+        for (int i = 0; i < TOPK_TAKE; i++) {
             n_above += (uint32_t)__popc(__ballot_sync(0xffffffffu, key[i] > kth));
             n_equal += (uint32_t)__popc(__ballot_sync(0xffffffffu, key[i] == kth));
         }
@@ -335,10 +366,10 @@ static __device__ __forceinline__ void topk_write(const topk_keys &s, topk_share
         before_above += sh.above[block];
         before_equal += sh.equal[block];
     }
-    for (int32_t at = 0; at < s.n; at += 32 * TOPK_EACH) {
+    for (int32_t at = 0; at < s.n; at += 32 * TOPK_TAKE) {
         topk_take(key, s, at, lane);
 #pragma unroll
-        for (int i = 0; i < TOPK_EACH; i++) {
+        for (int i = 0; i < TOPK_TAKE; i++) {
             const int32_t own = at + 32 * i + lane;
             const uint32_t above = __ballot_sync(0xffffffffu, key[i] > kth), equal = __ballot_sync(0xffffffffu, key[i] == kth);
             const uint32_t low = (1u << lane) - 1, mine_above = before_above + (uint32_t)__popc(above & low);
