@@ -109,8 +109,8 @@ extern "C" void bi_cuda_launch_reset(const bi_backend *backend) {
 }
 
 /* Nothing in scratch has to be zero between calls. Counts that lie there are cleared as their op begins: of tiles by class
- * (plan_kernel), of first digits (index_query), of weights by bin (sample's bound_kernel). What must be zero between launches, the
- * arrivals of the dense products (dense_state), has memory of its own and stays; so have cuBLASLt's workspaces. */
+ * (plan_kernel), of weights by bin (sample's bound_kernel). What must be zero between launches, the arrivals of the dense products
+ * (dense_state), has memory of its own and stays; so have cuBLASLt's workspaces. */
 extern "C" br_status bi_cuda_poison(const bi_backend *backend) {
     const bi_ctx *ctx = backend->ctx;
     const cudaError_t error = ctx->scratch_bytes ? cudaMemsetAsync(ctx->scratch, 0xff, ctx->scratch_bytes, ctx->stream) : cudaSuccess;

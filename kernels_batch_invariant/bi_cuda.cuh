@@ -31,7 +31,6 @@ extern "C" {
 #include "br_mem.h"
 #include "bi_order.h"
 #include "bi_philox.h"
-#include "br_mem.h"
 }
 
 /* Every kernel launch is counted under one of these names. */

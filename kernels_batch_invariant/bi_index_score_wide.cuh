@@ -4,7 +4,7 @@
  * share keys. Shared memory: a ring of key blocks as they lie in the cache, each one bulk copy; the rows' queries, 128 bytes a head and
  * chunk of 64 columns, swizzled; their weights; the block numbers of the chunk.
  * Keys are on M, from registers, heads on N: accumulators lie as in bi_index_score.cuh, and so do the four chains p_r. Both are f16 here:
- * e4m3 codes are exact in it, the tensor core's block model is the same (numerics), and one instruction widens two codes. */
+ * e4m3 codes are exact in it, the scores are those of bf16 (lab_index compares them), and one instruction widens two codes. */
 #ifndef BI_INDEX_SCORE_WIDE_CUH
 #define BI_INDEX_SCORE_WIDE_CUH
 

@@ -2,8 +2,8 @@
  *
  * Internal to bi_linear_lt.cu. Found by experiments/kernel_lab/lab_lt.cu with LT_TABLE_LIBRARY; tile, stages, cluster and option are the
  * library's own numbers. A row holds for rows_from .. rows_to rows of x; the comment has its time at rows_to in units of that of
- * the heuristic's first answer. Each is tested when the backend opens; where one is not taken by the library, or gives other bits,
- * and for shapes outside, the library's heuristic is asked. */
+ * the heuristic's first answer. Each of a shape within the limits is tested when the backend opens; where one is not taken by the
+ * library, or gives other bits, and for shapes outside, the library's heuristic is asked. */
 #ifndef BI_LINEAR_LT_TABLE_H
 #define BI_LINEAR_LT_TABLE_H
 

@@ -206,6 +206,28 @@ START_TEST(only_commits_are_visible) {
 }
 END_TEST
 
+/* The first to commit renamed what the other had begun at "path.part": both failed, and the file that stood there before was gone. */
+START_TEST(two_writers_do_not_take_each_others_file) {
+    rollout_meta meta = fake_meta("rollout", "s");
+    rollout_writer *first, *second;
+    fake_seq f;
+    const char *path = fake_path("a.h5");
+    fake_write(path, &meta, NULL, 3, 0);
+    fake_make(&meta, 0, &f);
+    CHECK_OK(rollout_create(path, &meta, &first));
+    CHECK_OK(rollout_create(path, &meta, &second));
+    CHECK_OK(rollout_append(first, &f.seq));
+    CHECK_FAILS(rollout_commit(first), BR_E_IO);
+    ck_assert_msg(strstr(br_last_error(), "another process has replaced or removed it") != NULL, "%s", br_last_error());
+    rollout_abandon(first);
+    ck_assert_int_eq(expect_prefix(path, &meta), 3);
+    CHECK_OK(rollout_append(second, &f.seq));
+    CHECK_OK(rollout_close(second));
+    ck_assert_int_eq(expect_prefix(path, &meta), 1);
+    ck_assert(!br_file_exists(fake_path("a.h5.part")));
+}
+END_TEST
+
 /* The engine seals the allocator while it runs: the writer has to get along with that. */
 START_TEST(a_sealed_thread_may_write) {
     rollout_meta meta = fake_meta("rollout", "s");
@@ -502,6 +524,7 @@ Suite *test_rollout_suite(void) {
     tcase_add_test(contents, leftovers_of_the_caller_do_not_enter);
     tcase_add_test(contents, append_refuses_what_is_out_of_range);
     tcase_add_test(contents, only_commits_are_visible);
+    tcase_add_test(contents, two_writers_do_not_take_each_others_file);
     tcase_add_test(contents, a_sealed_thread_may_write);
     tcase_add_test(contents, the_commit_record_lies_in_one_page);
     tcase_add_test(contents, memory_that_runs_out_is_a_status);

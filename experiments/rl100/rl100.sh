@@ -15,13 +15,17 @@ die() {
     exit 2
 }
 
-[ -n "${1:-}" ] || die 'expected OUT [NAME:SEED..]'
+form='^[A-Za-z0-9_]+:(0|[1-9][0-9]{0,9})$'
+case ${1:-} in '' | -*) die 'expected OUT [NAME:SEED..]' ;; esac
+[[ ! $1 =~ $form ]] || die "'$1': expected OUT, a folder, before the runs"
 out=$1
 shift
 [ $# -gt 0 ] || set -- E:1 E:2 E:3 M1:1 M2:1 M3:1 ragged:1 small600:1
 seen=' '
 for run in "$@"; do
-    [[ $run =~ ^[A-Za-z0-9_]+:(0|[1-9][0-9]*)$ ]] || die "'$run': expected NAME:SEED, a name and a whole number, such as E:1"
+    if ! [[ $run =~ $form ]] || ((${run#*:} >= 1 << 31)); then
+        die "'$run': expected NAME:SEED, a name and a whole number below 2^31, such as E:1"
+    fi
     [ -e "$here/${run%:*}.yaml" ] || die "'$run': there is no ${run%:*}.yaml: expected one of $(cd "$here" && echo *.yaml)"
     case $seen in *" $run "*) die "'$run' is named twice: two runs cannot share a folder" ;; esac
     seen+="$run "

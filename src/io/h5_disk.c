@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { PAGE_BYTES = 4096 };
@@ -24,6 +25,7 @@ static void note_error(h5_disk *disk) {
 static H5FD_t *disk_open(const char *name, unsigned flags, hid_t access, haddr_t address_max) {
     h5_disk *const *disk = H5Pget_driver_info(access);
     disk_file *file = NULL;
+    struct stat made;
     (void)flags, (void)address_max;
     if (br_mem_alloc((void **)&file, sizeof *file, "the driver of an HDF5 file") != BR_OK) {
         (*disk)->error = ENOMEM;
@@ -31,9 +33,15 @@ static H5FD_t *disk_open(const char *name, unsigned flags, hid_t access, haddr_t
     }
     file->disk = *disk;
     file->disk->fd = open(name, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (file->disk->fd >= 0)
+    if (file->disk->fd >= 0 && fstat(file->disk->fd, &made) == 0) {
+        file->disk->device = made.st_dev;
+        file->disk->inode = made.st_ino;
         return &file->common;
+    }
     note_error(file->disk);
+    if (file->disk->fd >= 0)
+        close(file->disk->fd);
+    file->disk->fd = -1;
     br_mem_free(file);
     return NULL;
 }

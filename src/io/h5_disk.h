@@ -8,10 +8,13 @@
 #define H5_DISK_H
 
 #include <hdf5.h>
+#include <sys/types.h>
 
 typedef struct h5_disk {
     int fd;    /* -1 when closed */
     int error; /* errno of the first open, write, sync or truncation that failed; 0: none */
+    dev_t device;
+    ino_t inode; /* of the file, whatever stands at its path by now; 0: none was made */
 } h5_disk;
 
 /* H5Fcreate through the driver, emptying the file. `disk` must outlive the file. paged: for a stream, whose metadata are rewritten in place

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* Remembers the first failure: the writer then only closes. The disk's own reason comes before what HDF5 made of it. */
@@ -118,7 +119,7 @@ br_status h5_stream_create(h5_stream *s, const char *path, int packed, const h5_
     forget_handles(s);
     BR_TRY(part_path(path, part));
     snprintf(s->path, sizeof s->path, "%s", path);
-    h5_stream_discard(path); /* one that another process still writes stays its own: bytes of two never mix */
+    unlink(part); /* one that another process still writes stays its own: bytes of two never mix */
     s->file = h5_disk_create(part, !packed, &s->disk);
     if (s->file < 0)
         return failed(s, "create the file");
@@ -169,11 +170,20 @@ static br_status begin_swmr(h5_stream *s) {
     return H5Fstart_swmr_write(s->file) >= 0 ? check_disk(s, "switch to a stream") : failed(s, "switch to a stream");
 }
 
+/* Whether the stream's own file is at `part`, and not one that another process has begun since. */
+static int is_own(const h5_stream *s, const char *part) {
+    struct stat now;
+    return stat(part, &now) == 0 && now.st_dev == s->disk.device && now.st_ino == s->disk.inode;
+}
+
 /* Syncs "path.part" and renames it. */
-static br_status publish(const char *path) {
+static br_status publish(const h5_stream *s) {
     br_status status = BR_OK;
+    const char *path = s->path;
     char part[BR_PATH_BYTES];
     BR_TRY(part_path(path, part));
+    if (!is_own(s, part))
+        return br_fail(BR_E_IO, "%s: another process has replaced or removed it: expected one writer of %s", part, path);
     int fd = open(part, O_RDONLY | O_CLOEXEC);
     if (fd < 0 || fsync(fd) != 0)
         status = br_fail(BR_E_IO, "%s: cannot flush to disk: %s", part, strerror(errno));
@@ -192,14 +202,14 @@ br_status h5_stream_commit(h5_stream *s, const uint64_t count[H5_SPACE_MAX]) {
     BR_TRY(write_commit(s, count));
     if (s->packed) /* renamed only once HDF5 has closed it */
         BR_TRY(h5_stream_close(s));
-    BR_TRY(publish(s->path));
+    BR_TRY(publish(s));
     s->in_place = 1;
     return BR_OK;
 }
 
-void h5_stream_discard(const char *path) {
+void h5_stream_discard(const h5_stream *s) {
     char part[BR_PATH_BYTES];
-    if (part_path(path, part) == BR_OK)
+    if (part_path(s->path, part) == BR_OK && is_own(s, part))
         unlink(part);
 }
 

@@ -27,12 +27,12 @@ br_status h5_stream_columns(h5_stream *stream);                                 
 /* Writes rows at .. at + n - 1, extending the column. */
 br_status h5_stream_rows(h5_stream *stream, int column, int64_t at, int64_t n, const void *rows);
 /* Flush, commit record, flush, each down to the disk. The first commit puts the file in its place: a stream switches before it and is
- * renamed behind it; a packed file is closed, then renamed, and takes no other. */
+ * renamed behind it; a packed file is closed, then renamed, and takes no other. BR_E_IO where another process has "path.part" by then. */
 br_status h5_stream_commit(h5_stream *stream, const uint64_t count[H5_SPACE_MAX]);
 /* Closes what is open. The status is that of all that was written: BR_E_IO when HDF5 could not write what it held. */
 br_status h5_stream_close(h5_stream *stream);
 /* BR_OK, or the first error again: a stream that failed takes nothing more. */
 br_status h5_stream_check(const h5_stream *stream);
-void h5_stream_discard(const char *path); /* removes "path.part", after a failure */
+void h5_stream_discard(const h5_stream *stream); /* removes its "path.part", after a failure; one that is in its place stays */
 
 #endif

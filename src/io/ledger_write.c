@@ -33,6 +33,7 @@ static br_status create_all(ledger_writer *w, const char *path, const ledger_run
 
 static br_status close_writer(ledger_writer *w) {
     br_status status = h5_stream_close(&w->stream);
+    h5_stream_discard(&w->stream);
     br_mem_free(w);
     return status;
 }
@@ -77,7 +78,6 @@ static br_status open_writer(const char *path, const ledger_run *run, const char
     return BR_OK;
 fail:
     (void)close_writer(w);
-    h5_stream_discard(path);
     return status;
 }
 

@@ -47,8 +47,7 @@ static br_status create_all(rollout_writer *w, const char *path, int packed) {
 /* A stream that never came to its place leaves nothing. */
 static br_status close_writer(rollout_writer *w) {
     br_status status = h5_stream_close(&w->stream);
-    if (!w->stream.in_place && w->stream.path[0])
-        h5_stream_discard(w->stream.path);
+    h5_stream_discard(&w->stream);
     br_mem_free(w);
     return status;
 }

@@ -219,8 +219,8 @@ static int64_t launches(const twin *t, const char *name) {
     return bi_cuda_launch_count(&t->backend[TWIN_CUDA], name);
 }
 
-/* On the library that the table was made with none of its configurations may be refused. */
-/* All of the table where the limits allow its shapes, nothing of it where they do not. */
+/* On the library that the table was made with none of its configurations may be refused: all of the table where the limits allow its shapes,
+ * nothing of it where they do not. */
 START_TEST(table_is_taken) {
     static const struct {
         bi_limits limits;

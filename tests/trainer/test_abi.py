@@ -5,6 +5,7 @@ import re
 import subprocess
 import unittest
 
+import numpy
 import torch
 
 import rig
@@ -38,6 +39,11 @@ class Layout(unittest.TestCase):
                            (lambda: setattr(made, "n_seq", -1 << 64), f"n_seq {-1 << 64}: expected {-1 << 63} to {(1 << 63) - 1}"),
                            (lambda: wire.made("gen_req", sample=1 << 32), f"sample {1 << 32}: expected 0 to {(1 << 32) - 1}"),
                            (lambda: wire.made("gen_req", prompt=[1, -1]), f"prompt -1: expected 0 to {(1 << 32) - 1}"),
+                           (lambda: setattr(abi.STRUCTS["br_sampling"](), "stop", (5, 1 << 32)), f"stop {1 << 32}: expected {-1 << 31} to "),
+                           (lambda: abi.STRUCTS["br_ledger_step"](step=numpy.uint64(1 << 63)), f"step {1 << 63}: expected "),
+                           (lambda: abi.STRUCTS["br_sampling"](top_k=torch.tensor(1 << 32)), f"top_k {1 << 32}: expected "),
+                           (lambda: abi.array("token", ctypes.c_int32, [numpy.int64(1 << 32)]), f"token {1 << 32}: expected "),
+                           (lambda: wire.Bridge(rig.LIBRARY).transport(f"mpi:{1 << 32}", 0), f"rank {1 << 32}: expected "),
                            (lambda: abi.array("token", ctypes.c_int32, [1 << 31]), f"token {1 << 31}: expected ")):
             with self.assertRaisesRegex(abi.Error, re.escape(said)):
                 make()

@@ -267,8 +267,11 @@ class Socket(unittest.TestCase):
             with self.assertRaisesRegex(abi.Error, "GEN_REQ, adapter"):
                 remote.generate(texts, "x" * 300, 7, max_new=2, base=True)
             self.assertEqual((remote.running, remote.with_base), ({}, {}))
-            with self.assertRaisesRegex(abi.Error, "W_BEGIN, version 18446744073709551617: expected 0 to"):
-                remote.swap("policy", (1 << 64) + 1, version(r.shapes, 0), INITIAL)
+            for engine, said in ((remote, "W_BEGIN, version 18446744073709551616: expected 0 to"), (r.engine, "version 18446744073709551616: expected ")):
+                with self.assertRaisesRegex(abi.Error, said):
+                    engine.swap("policy", 1 << 64, version(r.shapes, 0), INITIAL)
+            with self.assertRaisesRegex(abi.Error, "flags 4294967297: expected 0 to"):
+                r.engine.swap("policy", 0, version(r.shapes, 0), (1 << 32) + INITIAL)
             remote.generate(texts, "base", 7, max_new=2, ignore_eos=1)
             right = [t.digest for t in texts]
             for wrong in ("zz", "g" * 32, "0x" + "0" * 30, None, 7):

@@ -83,14 +83,14 @@ class Rl100(unittest.TestCase):
         status, failed, said = self.rl100([run for run in RUNS if not run[3]])
         self.assertEqual((status, failed), (0, {}), said)
 
-
     def test_runs_that_cannot_be_meant_start_nothing(self):
         with tempfile.TemporaryDirectory() as place:
-            for runs, said in ((("E:1", "M1:1", "E:1"), "'E:1' is named twice: two runs cannot share a folder"),
-                               (("E:1", "Q:1"), "'Q:1': there is no Q.yaml: expected one of E.yaml "), (("E",), "'E': expected NAME:SEED, "),
-                               (("E:one",), "'E:one': expected NAME:SEED, "), (("E:01",), "'E:01': expected NAME:SEED, "),
-                               (("../rl100/E:1",), "'../rl100/E:1': expected NAME:SEED, ")):
-                done = subprocess.run([os.path.join(rig.TREE, "experiments", "rl100", "rl100.sh"), os.path.join(place, "out"), *runs],
+            for runs, said in (("out E:1 M1:1 E:1", "'E:1' is named twice: two runs cannot share a folder"),
+                               ("out E:1 Q:1", "'Q:1': there is no Q.yaml: expected one of E.yaml "), ("out E", "'E': expected NAME:SEED, "),
+                               ("out E:one", "'E:one': expected NAME:SEED, "), ("out E:01", "'E:01': expected NAME:SEED, "),
+                               ("out E:2147483648", "'E:2147483648': expected NAME:SEED, "), ("out ../rl100/E:1", "'../rl100/E:1': expected NAME:SEED, "),
+                               ("E:1 M1:1", "'E:1': expected OUT, a folder, before the runs"), ("--help", "expected OUT [NAME:SEED..]")):
+                done = subprocess.run([os.path.join(rig.TREE, "experiments", "rl100", "rl100.sh"), *runs.split()], cwd=place,
                                       capture_output=True, text=True, timeout=100, env={**os.environ, "PYTHON": "false", "BUILD": place})
                 self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), done.stderr)
                 self.assertTrue(done.stderr.startswith(f"rl100: {said}"), done.stderr)

@@ -68,6 +68,8 @@ class Written(unittest.TestCase):
             self.assertEqual(a.read(), b.read())
         with self.assertRaisesRegex(abi.Error, "cannot keep 3 steps: it has 2"):
             Ledger.resume(rig.LIBRARY, cut, self.run_of, 3)
+        with self.assertRaisesRegex(abi.Error, f"n_step {1 << 64}: expected"):  # C would keep none
+            Ledger.resume(rig.LIBRARY, cut, self.run_of, 1 << 64)
         with self.assertRaisesRegex(abi.Error, "its config digest is"):
             Ledger.resume(rig.LIBRARY, cut, dict(self.run_of, config_text="steps: 3\n"), 1)
 

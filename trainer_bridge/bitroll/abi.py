@@ -1,6 +1,7 @@
 """libbitroll through ctypes. Structs, enums, constants and functions are read from the library's own headers, so that each is written down
 once, in C; the library compares the size of an op's struct at the call."""
 import ctypes
+import operator
 import os
 import re
 
@@ -37,9 +38,11 @@ class Error(RuntimeError):
 
 
 def fitting(name, kind, value):
-    """value, on its way to a C number of the type `kind`: one that is too large for it ctypes would cut without a word."""
-    if isinstance(value, int) and kind in WHOLE:
+    """value, on its way to a C number of the type `kind`: one that is too large for it ctypes would cut without a word, numpy's and torch's
+    as well."""
+    if kind in WHOLE and hasattr(value, "__index__"):
         least, most = WHOLE[kind]
+        value = operator.index(value)
         if not least <= value <= most:
             raise Error(CONSTANTS["BR_E_ARG"], f"{name} {value}: expected {least} to {most}")
     return value
@@ -54,7 +57,10 @@ def array(name, kind, values):
 
 class Struct(ctypes.Structure):
     def __setattr__(self, name, value):
-        super().__setattr__(name, fitting(name, self.kinds.get(name), value))
+        kind = self.kinds.get(name)
+        if isinstance(value, tuple):  # of a field that is an array
+            value = tuple(fitting(name, getattr(kind, "_type_", None), item) for item in value)
+        super().__setattr__(name, fitting(name, kind, value))
 
 
 def _header(name):

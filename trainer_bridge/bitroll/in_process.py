@@ -220,7 +220,7 @@ class Engine:
         if not self.handle:
             raise ValueError("the engine is closed")
         setting = sampling_of(self.library, sampling)
-        ids = (ctypes.c_int32 * len(prompt))(*prompt)
+        ids = abi.array("prompt", ctypes.c_int32, prompt)
         request = abi.STRUCTS["br_request"](
             uid=abi.address_of(uid.encode()), adapter=abi.address_of(adapter.encode()), prompt=abi.address_of(ids), n_prompt=len(prompt),
             sample=sample, seed=seed, sampling=setting, score_from=score_from)
@@ -258,6 +258,7 @@ class Engine:
     def swap(self, adapter, version, tensors, flags=0):
         """A version from this process's memory, live when the call returns. tensors: {PEFT name: bf16}, which an engine on cuda reads where
         they lie. Returns the digest of the live memory."""
+        version, flags = abi.fitting("version", ctypes.c_int64, version), abi.fitting("flags", ctypes.c_uint32, flags)
         values = in_order(self.manifest(adapter), tensors)
         values = settled(values) if self.reads_gpu else on_host(values)
         addresses, answer = (ctypes.c_void_p * len(values))(*(v.data_ptr() for v in values)), ctypes.c_int()

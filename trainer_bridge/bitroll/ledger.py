@@ -63,7 +63,7 @@ class Ledger:
     def resume(cls, library, path, run, n_step):
         """Keeps the first n_step records of the file, drops the others."""
         handle = ctypes.c_void_p()
-        library.check(library.c.br_ledger_resume(os.fsencode(path), cls._run(run), n_step, ctypes.byref(handle)))
+        library.check(library.c.br_ledger_resume(os.fsencode(path), cls._run(run), abi.fitting("n_step", ctypes.c_int64, n_step), ctypes.byref(handle)))
         return cls(library, handle)
 
     def append(self, step, version, adapter_rollout, adapter_trainer, texts, rewards, advantages, rollout, again, update, temperature=1.0):

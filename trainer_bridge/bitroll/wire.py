@@ -23,11 +23,12 @@ class Bridge(abi.Loaded):
         if form == "unix":
             self.check(self.c.tb_socket_connect(os.fsencode(place), wait_ms, ctypes.byref(out)))
         elif form == "mpi" and place.isdecimal():
+            rank = abi.fitting(f"address '{address}', rank", ctypes.c_int, int(place))
             if Bridge.started:
                 raise abi.Error(C["BR_E_UNSUPPORTED"], "MPI has been started by this process: one job is one connection")
             self.check(self.c.tb_mpi_start(None, None, ctypes.byref(ctypes.c_int()), ctypes.byref(ctypes.c_int())))
             Bridge.started = True
-            self.check(self.c.tb_mpi_open(int(place), ctypes.byref(out)))
+            self.check(self.c.tb_mpi_open(rank, ctypes.byref(out)))
         else:
             raise ValueError(f"address '{address}': expected unix:PATH or mpi:RANK")
         return out
