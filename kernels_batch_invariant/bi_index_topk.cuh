@@ -326,7 +326,7 @@ static __device__ __forceinline__ uint32_t topk_pick_of_all(const topk_keys &all
 
 /* ---- what is selected ------------------------------------------------------------------------------------------------------------------- */
 
-/* This lane's keys of a step from `at` on; past the last 0, which no score has but a NaN of all ones, and no op makes that. */
+/* This lane's keys of a step from `at` on; 0 past the last, where nothing is above the k-th key. */
 static __device__ __forceinline__ void topk_take(uint32_t (&key)[TOPK_TAKE], const topk_keys &s, int32_t at, int lane) {
 #pragma unroll
     for (int i = 0; i < TOPK_TAKE; i++) {
@@ -345,7 +345,7 @@ static __device__ __forceinline__ void topk_write(const topk_keys &s, topk_share
 #pragma unroll
         for (int i = 0; i < TOPK_TAKE; i++) {
             n_above += (uint32_t)__popc(__ballot_sync(0xffffffffu, key[i] > kth));
-            n_equal += (uint32_t)__popc(__ballot_sync(0xffffffffu, key[i] == kth));
+            n_equal += (uint32_t)__popc(__ballot_sync(0xffffffffu, at + 32 * i + lane < s.n && key[i] == kth));
         }
     }
     if (lane == 0) {
@@ -371,10 +371,11 @@ static __device__ __forceinline__ void topk_write(const topk_keys &s, topk_share
 #pragma unroll
         for (int i = 0; i < TOPK_TAKE; i++) {
             const int32_t own = at + 32 * i + lane;
-            const uint32_t above = __ballot_sync(0xffffffffu, key[i] > kth), equal = __ballot_sync(0xffffffffu, key[i] == kth);
+            const int is_equal = own < s.n && key[i] == kth;
+            const uint32_t above = __ballot_sync(0xffffffffu, key[i] > kth), equal = __ballot_sync(0xffffffffu, is_equal);
             const uint32_t low = (1u << lane) - 1, mine_above = before_above + (uint32_t)__popc(above & low);
             const uint32_t mine_equal = before_equal + (uint32_t)__popc(equal & low);
-            if (key[i] > kth || (key[i] == kth && mine_equal < n_tie))
+            if (key[i] > kth || (is_equal && mine_equal < n_tie))
                 select[mine_above + (mine_equal < n_tie ? mine_equal : n_tie)] = s.key ? s.position[own] : s.first + own;
             before_above += (uint32_t)__popc(above);
             before_equal += (uint32_t)__popc(equal);

@@ -19,7 +19,7 @@ void ws_feed_close(ws_feed *feed); /* NULL is a no-op */
 /* value: dense, 2-byte aligned, host or device memory. stays 1: it is as it is until the next flush; 0: read before the call returns.
  * seen, where not NULL, is what the view holds afterwards, from the next flush on. */
 br_status ws_feed_write(ws_feed *feed, const br_view *to, const uint16_t *value, int32_t stays, br_seen *seen);
-/* Waits until all of this is done. */
+/* Waits until all of this is done. After a write that failed the results of some writes before it never come, whatever this returns. */
 br_status ws_feed_flush(ws_feed *feed);
 
 #endif
