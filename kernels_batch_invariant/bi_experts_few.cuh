@@ -35,6 +35,23 @@ static __device__ __forceinline__ void few_item(const experts_product &p, int32_
     item.slab = i % p.n_part;
 }
 
+/* Asks for the warp's rows of B of the tile's adapters: they are in the L2 when the chains of item i are through. */
+template <experts_kind KIND> static __device__ __forceinline__ void few_foresee(const experts_product &p, const multiplier &me, int32_t i) {
+    pipe_item item;
+    few_item(p, i, item);
+    const int sub = (int)me.group * 2 + (int)(me.lane / 16), map = sub_map<KIND>(sub);
+    const int32_t row = sub_row<KIND>(item.slab, sub) + (int32_t)(me.warp * 16 + me.lane % 16);
+    if (row >= p.n_out)
+        return;
+    for (uint32_t slots = item.tile.slots; slots; slots &= slots - 1) {
+        const experts_side &side = p.side[map][__ffs((int)slots) - 1];
+        const int32_t bytes = pad16(side.rank) * (int32_t)sizeof(bi_bf16);
+        const unsigned char *b = side.data + side.stride * (size_t)item.tile.expert + (size_t)row * (size_t)bytes;
+        for (int32_t at = 0; at < bytes; at += 128)
+            asm volatile("prefetch.global.L2 [%0];\n" ::"l"(b + at));
+    }
+}
+
 /* The first chunks of an item; a part without outputs reads those of another. */
 template <experts_kind KIND>
 static __device__ __forceinline__ void few_point(const experts_product &p, const multiplier &me, int32_t i, int32_t n_chunk, few_from &from) {
@@ -229,6 +246,8 @@ static __global__ void __launch_bounds__(FEW_THREADS, FEW_BLOCKS) few_kernel(con
             __syncthreads();
             fresh = false;
         }
+        if (p.has_t)
+            few_foresee<KIND>(p, me, i);
         float acc[2][4] = {};
         few_chain<KIND>(p, i, end, me, n_chunk, rows, from, ahead, acc);
         if (waits)
