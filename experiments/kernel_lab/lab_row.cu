@@ -14,6 +14,7 @@ extern "C" {
 #include "bi_cuda_open.h"
 }
 #include "bi_cuda.cuh"
+#include "bi_linear_wgmma.cuh"
 #include "lab_time.cuh"
 
 #include <string.h>
@@ -118,16 +119,6 @@ static __device__ __forceinline__ void bring(uint32_t stage, uint32_t bar, const
                      : "memory");
 }
 
-static __device__ __forceinline__ void await(uint32_t bar, uint32_t parity) {
-    uint32_t done;
-    do {
-        asm volatile("{.reg .pred p;\nmbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;}\n"
-                     : "=r"(done)
-                     : "r"(bar), "r"(parity)
-                     : "memory");
-    } while (!done);
-}
-
 template <int WARPS, int STAGES, int COLS> static constexpr size_t ring_shared() {
     return (size_t)WARPS * STAGES * (TILE * pitch_of<COLS>() + 8) + N_IN * 2;
 }
@@ -159,7 +150,7 @@ static __global__ void __launch_bounds__(32 * WARPS) ring(const bi_bf16 *w, cons
     float acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     for (int32_t i = 0; i < n; i++) {
         const unsigned char *at = stage + i % STAGES * TILE * pitch_of<COLS>() + lane / 4 * pitch_of<COLS>() + lane % 4 * 8;
-        await(bar + (uint32_t)(i % STAGES * 8), (uint32_t)(i / STAGES) & 1);
+        stream_wait(bar + (uint32_t)(i % STAGES * 8), (uint32_t)(i / STAGES) & 1);
 #pragma unroll 16
         for (int k = 0; k < COLS; k += BI_MMA_K)
             add_block(acc, *(const uint2 *)(at + 2 * k), *(const uint2 *)(at + 8 * pitch_of<COLS>() + 2 * k), own_x, i % n_stage * COLS + k, lane);
