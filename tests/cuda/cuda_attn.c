@@ -1,5 +1,6 @@
 /* bi_latent_store, bi_attn, bi_attn_gate on the GPU against the oracle. */
 #include "cuda_cache.h"
+#include "cuda_case.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -320,19 +321,15 @@ static void tear_down(void) {
 Suite *cuda_attn_suite(void);
 Suite *cuda_attn_suite(void) {
     Suite *suite = suite_create("cuda_attn");
-    TCase *tcase = tcase_create("attn");
-    tcase_set_timeout(tcase, 0);
-    tcase_add_unchecked_fixture(tcase, set_up, tear_down);
-    tcase_add_test(tcase, every_visible_position);
-    tcase_add_test(tcase, selections);
-    tcase_add_test(tcase, values_of_every_kind);
-    tcase_add_test(tcase, odd_shapes);
-    tcase_add_test(tcase, many_rows);
-    tcase_add_test(tcase, full_width);
-    tcase_add_test(tcase, several_parts);
-    tcase_add_test(tcase, faults);
-    tcase_add_test(tcase, gates);
-    tcase_add_test(tcase, refuses_bad_shapes);
-    suite_add_tcase(suite, tcase);
+    CUDA_CASE_IN(suite, every_visible_position, set_up, tear_down);
+    CUDA_CASE_IN(suite, selections, set_up, tear_down);
+    CUDA_CASE_IN(suite, values_of_every_kind, set_up, tear_down);
+    CUDA_CASE_IN(suite, odd_shapes, set_up, tear_down);
+    CUDA_CASE_IN(suite, many_rows, set_up, tear_down);
+    CUDA_CASE_IN(suite, full_width, set_up, tear_down);
+    CUDA_CASE_IN(suite, several_parts, set_up, tear_down);
+    CUDA_CASE_IN(suite, faults, set_up, tear_down);
+    CUDA_CASE_IN(suite, gates, set_up, tear_down);
+    CUDA_CASE_IN(suite, refuses_bad_shapes, set_up, tear_down);
     return suite;
 }

@@ -1,5 +1,6 @@
 /* experts and combine on the GPU against the oracle, byte for byte: both weight forms, every tile width and its neighbours, ragged
  * shapes, adapters mixed in a tile, one of them with Inf and NaN, all MXFP4 scales, faults, the widths of Kimi K3.1. */
+#include "cuda_case.h"
 #include "test_support.h"
 #include "twin.h"
 
@@ -340,15 +341,12 @@ END_TEST
 
 Suite *cuda_experts_suite(void) {
     Suite *suite = suite_create("cuda_experts");
-    TCase *tests = tcase_create("experts");
-    tcase_set_timeout(tests, 300);
-    tcase_add_test(tests, shapes_and_kinds);
-    tcase_add_test(tests, every_width);
-    tcase_add_test(tests, plans_of_every_size);
-    tcase_add_test(tests, wild_adapters);
-    tcase_add_test(tests, real_widths);
-    tcase_add_test(tests, combine_rows);
-    tcase_add_test(tests, shapes_refused);
-    suite_add_tcase(suite, tests);
+    CUDA_CASE(suite, shapes_and_kinds);
+    CUDA_CASE(suite, every_width);
+    CUDA_CASE(suite, plans_of_every_size);
+    CUDA_CASE(suite, wild_adapters);
+    CUDA_CASE(suite, real_widths);
+    CUDA_CASE(suite, combine_rows);
+    CUDA_CASE(suite, shapes_refused);
     return suite;
 }

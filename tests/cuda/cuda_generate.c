@@ -1,5 +1,6 @@
 /* Weights made by recipe on the GPU: the bytes of the same recipe written out, packed and uploaded. */
 #include "br_device.h"
+#include "cuda_case.h"
 #include "test_support.h"
 #include "twin.h"
 
@@ -168,12 +169,9 @@ END_TEST
 
 Suite *cuda_generate_suite(void) {
     Suite *suite = suite_create("cuda_generate");
-    TCase *tcase = tcase_create("generate");
-    tcase_set_timeout(tcase, 60);
-    tcase_add_test(tcase, ragged_matrices);
-    tcase_add_test(tcase, full_matrices);
-    tcase_add_test(tcase, vectors);
-    tcase_add_test(tcase, refusals);
-    suite_add_tcase(suite, tcase);
+    CUDA_CASE(suite, ragged_matrices);
+    CUDA_CASE(suite, full_matrices);
+    CUDA_CASE(suite, vectors);
+    CUDA_CASE(suite, refusals);
     return suite;
 }

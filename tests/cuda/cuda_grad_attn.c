@@ -1,4 +1,5 @@
 /* Gradients of attn, attn_gate, score and route on the GPU against the host form. */
+#include "cuda_case.h"
 #include "grad_twin.h"
 #include "test_support.h"
 
@@ -389,18 +390,14 @@ static void teardown(void) {
 Suite *cuda_grad_attn_suite(void);
 Suite *cuda_grad_attn_suite(void) {
     Suite *suite = suite_create("gradients of attn, score, route on the GPU");
-    TCase *tcase = tcase_create("against the host form");
-    tcase_set_timeout(tcase, 120);
-    tcase_add_unchecked_fixture(tcase, setup, teardown);
-    tcase_add_test(tcase, dense);
-    tcase_add_test(tcase, selections);
-    tcase_add_test(tcase, odd_shapes);
-    tcase_add_test(tcase, wanted_outputs);
-    tcase_add_test(tcase, full_width);
-    tcase_add_test(tcase, gates);
-    tcase_add_test(tcase, scores);
-    tcase_add_test(tcase, routes);
-    tcase_add_test(tcase, refusals);
-    suite_add_tcase(suite, tcase);
+    CUDA_CASE_IN(suite, dense, setup, teardown);
+    CUDA_CASE_IN(suite, selections, setup, teardown);
+    CUDA_CASE_IN(suite, odd_shapes, setup, teardown);
+    CUDA_CASE_IN(suite, wanted_outputs, setup, teardown);
+    CUDA_CASE_IN(suite, full_width, setup, teardown);
+    CUDA_CASE_IN(suite, gates, setup, teardown);
+    CUDA_CASE_IN(suite, scores, setup, teardown);
+    CUDA_CASE_IN(suite, routes, setup, teardown);
+    CUDA_CASE_IN(suite, refusals, setup, teardown);
     return suite;
 }

@@ -1,5 +1,6 @@
 /* Gradients of linear, glu and combine on the GPU against the host form: heads, mixed adapters, ragged and unaligned shapes, few and
  * many rows, the widths of Kimi K3.1. */
+#include "cuda_case.h"
 #include "grad_twin.h"
 #include "test_support.h"
 
@@ -234,14 +235,11 @@ END_TEST
 
 Suite *cuda_grad_dense_suite(void) {
     Suite *suite = suite_create("grad_dense");
-    TCase *tcase = tcase_create("linear, glu, combine");
-    tcase_set_timeout(tcase, 300);
-    tcase_add_test(tcase, linear_of_any_shape);
-    tcase_add_test(tcase, linear_of_many_heads);
-    tcase_add_test(tcase, linear_of_real_widths);
-    tcase_add_test(tcase, linear_of_no_row);
-    tcase_add_test(tcase, glu);
-    tcase_add_test(tcase, combine);
-    suite_add_tcase(suite, tcase);
+    CUDA_CASE(suite, linear_of_any_shape);
+    CUDA_CASE(suite, linear_of_many_heads);
+    CUDA_CASE(suite, linear_of_real_widths);
+    CUDA_CASE(suite, linear_of_no_row);
+    CUDA_CASE(suite, glu);
+    CUDA_CASE(suite, combine);
     return suite;
 }

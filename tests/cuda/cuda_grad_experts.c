@@ -1,5 +1,6 @@
 /* Gradients of the routed experts on the GPU against the host form: both weight forms, mixed adapters, tiles that split, idle experts
  * and slots, ragged and unaligned shapes, the widths of Kimi K3.1. */
+#include "cuda_case.h"
 #include "grad_twin.h"
 #include "test_support.h"
 
@@ -217,12 +218,9 @@ END_TEST
 
 Suite *cuda_grad_experts_suite(void) {
     Suite *suite = suite_create("grad_experts");
-    TCase *tcase = tcase_create("experts");
-    tcase_set_timeout(tcase, 300);
-    tcase_add_test(tcase, experts_of_any_shape);
-    tcase_add_test(tcase, experts_of_every_tile);
-    tcase_add_test(tcase, experts_of_no_row);
-    tcase_add_test(tcase, experts_of_real_widths);
-    suite_add_tcase(suite, tcase);
+    CUDA_CASE(suite, experts_of_any_shape);
+    CUDA_CASE(suite, experts_of_every_tile);
+    CUDA_CASE(suite, experts_of_no_row);
+    CUDA_CASE(suite, experts_of_real_widths);
     return suite;
 }

@@ -1,4 +1,5 @@
 /* Gradients of Kimi Delta Attention and of the row ops around it: the GPU against the host form. */
+#include "cuda_case.h"
 #include "grad_twin.h"
 #include "test_support.h"
 
@@ -293,19 +294,15 @@ END_TEST
 
 Suite *cuda_grad_kda_suite(void) {
     Suite *suite = suite_create("grad_kda");
-    TCase *tcase = tcase_create("gradients of kda and rows on the GPU");
-    tcase_set_timeout(tcase, 120);
-    tcase_add_unchecked_fixture(tcase, setup, teardown);
-    tcase_add_test(tcase, rmsnorm);
-    tcase_add_test(tcase, conv);
-    tcase_add_test(tcase, kda_gate);
-    tcase_add_test(tcase, kda_of_any_width);
-    tcase_add_test(tcase, kda_of_any_length);
-    tcase_add_test(tcase, kda_of_many_segments);
-    tcase_add_test(tcase, kda_at_real_size);
-    tcase_add_test(tcase, kda_norm);
-    tcase_add_test(tcase, attnres);
-    tcase_add_test(tcase, refuses_wrong_shapes);
-    suite_add_tcase(suite, tcase);
+    CUDA_CASE_IN(suite, rmsnorm, setup, teardown);
+    CUDA_CASE_IN(suite, conv, setup, teardown);
+    CUDA_CASE_IN(suite, kda_gate, setup, teardown);
+    CUDA_CASE_IN(suite, kda_of_any_width, setup, teardown);
+    CUDA_CASE_IN(suite, kda_of_any_length, setup, teardown);
+    CUDA_CASE_IN(suite, kda_of_many_segments, setup, teardown);
+    CUDA_CASE_IN(suite, kda_at_real_size, setup, teardown);
+    CUDA_CASE_IN(suite, kda_norm, setup, teardown);
+    CUDA_CASE_IN(suite, attnres, setup, teardown);
+    CUDA_CASE_IN(suite, refuses_wrong_shapes, setup, teardown);
     return suite;
 }

@@ -1,4 +1,5 @@
 /* score on the GPU: log-probs of given tokens, against the oracle, byte for byte. */
+#include "cuda_case.h"
 #include "test_support.h"
 #include "twin.h"
 
@@ -175,13 +176,10 @@ END_TEST
 
 Suite *cuda_head_suite(void) {
     Suite *suite = suite_create("head");
-    TCase *tcase = tcase_create("score");
-    tcase_set_timeout(tcase, 300);
-    tcase_add_test(tcase, every_kind_and_size);
-    tcase_add_test(tcase, whole_tiles);
-    tcase_add_test(tcase, many_parts);
-    tcase_add_test(tcase, real_width);
-    tcase_add_test(tcase, refusals_are_the_oracles);
-    suite_add_tcase(suite, tcase);
+    CUDA_CASE(suite, every_kind_and_size);
+    CUDA_CASE(suite, whole_tiles);
+    CUDA_CASE(suite, many_parts);
+    CUDA_CASE(suite, real_width);
+    CUDA_CASE(suite, refusals_are_the_oracles);
     return suite;
 }

@@ -1,5 +1,6 @@
 /* bi_index_store, bi_index_select on the GPU against the oracle. */
 #include "cuda_cache.h"
+#include "cuda_case.h"
 
 #include <math.h>
 
@@ -234,17 +235,13 @@ static void tear_down(void) {
 Suite *cuda_index_suite(void);
 Suite *cuda_index_suite(void) {
     Suite *suite = suite_create("cuda_index");
-    TCase *tcase = tcase_create("index");
-    tcase_set_timeout(tcase, 0);
-    tcase_add_unchecked_fixture(tcase, set_up, tear_down);
-    tcase_add_test(tcase, selections);
-    tcase_add_test(tcase, ties);
-    tcase_add_test(tcase, odd_shapes);
-    tcase_add_test(tcase, full_width);
-    tcase_add_test(tcase, long_rows);
-    tcase_add_test(tcase, ways_of_selecting);
-    tcase_add_test(tcase, faults);
-    tcase_add_test(tcase, refuses_bad_shapes);
-    suite_add_tcase(suite, tcase);
+    CUDA_CASE_IN(suite, selections, set_up, tear_down);
+    CUDA_CASE_IN(suite, ties, set_up, tear_down);
+    CUDA_CASE_IN(suite, odd_shapes, set_up, tear_down);
+    CUDA_CASE_IN(suite, full_width, set_up, tear_down);
+    CUDA_CASE_IN(suite, long_rows, set_up, tear_down);
+    CUDA_CASE_IN(suite, ways_of_selecting, set_up, tear_down);
+    CUDA_CASE_IN(suite, faults, set_up, tear_down);
+    CUDA_CASE_IN(suite, refuses_bad_shapes, set_up, tear_down);
     return suite;
 }

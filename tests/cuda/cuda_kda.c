@@ -2,6 +2,7 @@
  *
  * The layout of a state is the backend's own, so states are compared by going on: what a step left behind shows in the outputs of the
  * next. Rows depend on (sequence, position) only, so cutting or packing differently is another way to the same numbers. */
+#include "cuda_case.h"
 #include "twin.h"
 
 #include "br_mem.h"
@@ -452,21 +453,17 @@ END_TEST
 
 Suite *cuda_kda_suite(void) {
     Suite *suite = suite_create("cuda kda");
-    TCase *tcase = tcase_create("kda");
-    tcase_set_timeout(tcase, 120);
-    tcase_add_unchecked_fixture(tcase, setup, teardown);
-    tcase_add_test(tcase, gate_equals_oracle);
-    tcase_add_test(tcase, norm_equals_oracle);
-    tcase_add_test(tcase, every_shape);
-    tcase_add_test(tcase, every_tiling);
-    tcase_add_test(tcase, every_cut);
-    tcase_add_test(tcase, mixed_steps);
-    tcase_add_test(tcase, many_sequences);
-    tcase_add_test(tcase, many_states);
-    tcase_add_test(tcase, floor_of_the_ring);
-    tcase_add_test(tcase, faults_stay_in_their_sequence);
-    tcase_add_test(tcase, full_width);
-    tcase_add_test(tcase, refuses_what_the_oracle_refuses);
-    suite_add_tcase(suite, tcase);
+    CUDA_CASE_IN(suite, gate_equals_oracle, setup, teardown);
+    CUDA_CASE_IN(suite, norm_equals_oracle, setup, teardown);
+    CUDA_CASE_IN(suite, every_shape, setup, teardown);
+    CUDA_CASE_IN(suite, every_tiling, setup, teardown);
+    CUDA_CASE_IN(suite, every_cut, setup, teardown);
+    CUDA_CASE_IN(suite, mixed_steps, setup, teardown);
+    CUDA_CASE_IN(suite, many_sequences, setup, teardown);
+    CUDA_CASE_IN(suite, many_states, setup, teardown);
+    CUDA_CASE_IN(suite, floor_of_the_ring, setup, teardown);
+    CUDA_CASE_IN(suite, faults_stay_in_their_sequence, setup, teardown);
+    CUDA_CASE_IN(suite, full_width, setup, teardown);
+    CUDA_CASE_IN(suite, refuses_what_the_oracle_refuses, setup, teardown);
     return suite;
 }

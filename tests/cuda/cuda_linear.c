@@ -1,6 +1,7 @@
 /* linear on the GPU: packed matrices, every form of the dense product and its thresholds, mixed adapters, faults, recorded
  * steps; all against the oracle, byte for byte. */
 #include "bi_cuda_test.h"
+#include "cuda_case.h"
 #include "linear_rig.h"
 #include "test_support.h"
 
@@ -357,21 +358,18 @@ END_TEST
 
 Suite *cuda_linear_suite(void) {
     Suite *suite = suite_create("linear");
-    TCase *tcase = tcase_create("linear");
-    tcase_set_timeout(tcase, 300);
-    tcase_add_test(tcase, every_shape_and_row_count);
-    tcase_add_test(tcase, mixed_adapters);
-    tcase_add_test(tcase, strides_and_alignment);
-    tcase_add_test(tcase, stacks_of_heads);
-    tcase_add_test(tcase, real_widths);
-    tcase_add_test(tcase, checked_logits);
-    tcase_add_test(tcase, groups_of_maps);
-    tcase_add_test(tcase, runs_of_rows);
-    tcase_add_test(tcase, many_rows_with_adapters);
-    tcase_add_test(tcase, launches_and_recorded_steps);
-    tcase_add_test(tcase, packing_with_strides);
-    tcase_add_test(tcase, refusals_are_the_oracles);
-    tcase_add_test(tcase, table_is_taken);
-    suite_add_tcase(suite, tcase);
+    CUDA_CASE(suite, every_shape_and_row_count);
+    CUDA_CASE(suite, mixed_adapters);
+    CUDA_CASE(suite, strides_and_alignment);
+    CUDA_CASE(suite, stacks_of_heads);
+    CUDA_CASE(suite, real_widths);
+    CUDA_CASE(suite, checked_logits);
+    CUDA_CASE(suite, groups_of_maps);
+    CUDA_CASE(suite, runs_of_rows);
+    CUDA_CASE(suite, many_rows_with_adapters);
+    CUDA_CASE(suite, launches_and_recorded_steps);
+    CUDA_CASE(suite, packing_with_strides);
+    CUDA_CASE(suite, refusals_are_the_oracles);
+    CUDA_CASE(suite, table_is_taken);
     return suite;
 }

@@ -1,6 +1,7 @@
 /* linear on the GPU at the edges of its choices: groups, streams, cuBLASLt and its table. Against the oracle where shapes are small, else
  * one form of the GPU against the tiles, which the suite linear compares with the oracle. */
 #include "bi_cuda_test.h"
+#include "cuda_case.h"
 #include "dense_forms.h"
 #include "linear_rig.h"
 #include "test_support.h"
@@ -242,22 +243,16 @@ END_TEST
 
 Suite *cuda_linear_edges_suite(void) {
     Suite *suite = suite_create("linear_edges");
-    TCase *tcase = tcase_create("linear_edges");
-    tcase_set_timeout(tcase, 300);
-    tcase_add_test(tcase, groups);
-    tcase_add_test(tcase, many_short);
-    tcase_add_test(tcase, streams);
-    tcase_add_test(tcase, short_chains);
-    suite_add_tcase(suite, tcase);
+    CUDA_CASE(suite, groups);
+    CUDA_CASE(suite, many_short);
+    CUDA_CASE(suite, streams);
+    CUDA_CASE(suite, short_chains);
     return suite;
 }
 
 /* Apart, because its shapes are too large for the tools of sanitize.sh. */
 Suite *cuda_linear_table_suite(void) {
     Suite *suite = suite_create("linear_table");
-    TCase *tcase = tcase_create("linear_table");
-    tcase_set_timeout(tcase, 300);
-    tcase_add_test(tcase, table);
-    suite_add_tcase(suite, tcase);
+    CUDA_CASE(suite, table);
     return suite;
 }

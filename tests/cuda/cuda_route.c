@@ -1,4 +1,5 @@
 /* route on the GPU: the router with its ties, against the oracle, byte for byte. */
+#include "cuda_case.h"
 #include "test_support.h"
 #include "twin.h"
 
@@ -153,12 +154,9 @@ END_TEST
 
 Suite *cuda_route_suite(void) {
     Suite *suite = suite_create("route");
-    TCase *tcase = tcase_create("route");
-    tcase_set_timeout(tcase, 300);
-    tcase_add_test(tcase, every_kind_and_size);
-    tcase_add_test(tcase, more_rows_than_the_scratch_was_sized_for);
-    tcase_add_test(tcase, real_widths);
-    tcase_add_test(tcase, refusals_are_the_oracles);
-    suite_add_tcase(suite, tcase);
+    CUDA_CASE(suite, every_kind_and_size);
+    CUDA_CASE(suite, more_rows_than_the_scratch_was_sized_for);
+    CUDA_CASE(suite, real_widths);
+    CUDA_CASE(suite, refusals_are_the_oracles);
     return suite;
 }

@@ -1,5 +1,6 @@
 /* The row ops on the GPU against the oracle: embed, norms, conv, glu, attnres, residual, gather, seg_fault. Each shape is tried with
  * arrays aligned for wide moves and one element off, so that both paths of an op run. */
+#include "cuda_case.h"
 #include "test_support.h"
 #include "twin.h"
 
@@ -364,17 +365,13 @@ END_TEST
 
 Suite *cuda_row_suite(void) {
     Suite *suite = suite_create("row");
-    TCase *tcase = tcase_create("row");
-    tcase_set_timeout(tcase, 120);
-    tcase_add_unchecked_fixture(tcase, open_twin, close_twin);
-    tcase_add_test(tcase, norms);
-    tcase_add_test(tcase, conv);
-    tcase_add_test(tcase, glu);
-    tcase_add_test(tcase, attnres);
-    tcase_add_test(tcase, residual);
-    tcase_add_test(tcase, embed);
-    tcase_add_test(tcase, gather);
-    tcase_add_test(tcase, seg_fault);
-    suite_add_tcase(suite, tcase);
+    CUDA_CASE_IN(suite, norms, open_twin, close_twin);
+    CUDA_CASE_IN(suite, conv, open_twin, close_twin);
+    CUDA_CASE_IN(suite, glu, open_twin, close_twin);
+    CUDA_CASE_IN(suite, attnres, open_twin, close_twin);
+    CUDA_CASE_IN(suite, residual, open_twin, close_twin);
+    CUDA_CASE_IN(suite, embed, open_twin, close_twin);
+    CUDA_CASE_IN(suite, gather, open_twin, close_twin);
+    CUDA_CASE_IN(suite, seg_fault, open_twin, close_twin);
     return suite;
 }

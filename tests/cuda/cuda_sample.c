@@ -1,4 +1,5 @@
 /* bi_sample on the GPU against the oracle: every mixture of filters over rows of every kind, and the corners of each filter. */
+#include "cuda_case.h"
 #include "slow_head.h"
 #include "test_support.h"
 #include "twin.h"
@@ -194,16 +195,12 @@ END_TEST
 
 Suite *cuda_sample_suite(void) {
     Suite *suite = suite_create("sample");
-    TCase *tcase = tcase_create("sample");
-    tcase_set_timeout(tcase, 120);
-    tcase_add_unchecked_fixture(tcase, open_twin, close_twin);
-    tcase_add_test(tcase, any_mixture);
-    tcase_add_test(tcase, any_mixture_of_a_large_vocabulary);
-    tcase_add_test(tcase, plain_rows);
-    tcase_add_test(tcase, filters_at_their_edges);
-    tcase_add_test(tcase, forced_tokens_show_what_is_kept);
-    tcase_add_test(tcase, draws_at_the_ends);
-    tcase_add_test(tcase, top_p_of_crowded_bins);
-    suite_add_tcase(suite, tcase);
+    CUDA_CASE_IN(suite, any_mixture, open_twin, close_twin);
+    CUDA_CASE_IN(suite, any_mixture_of_a_large_vocabulary, open_twin, close_twin);
+    CUDA_CASE_IN(suite, plain_rows, open_twin, close_twin);
+    CUDA_CASE_IN(suite, filters_at_their_edges, open_twin, close_twin);
+    CUDA_CASE_IN(suite, forced_tokens_show_what_is_kept, open_twin, close_twin);
+    CUDA_CASE_IN(suite, draws_at_the_ends, open_twin, close_twin);
+    CUDA_CASE_IN(suite, top_p_of_crowded_bins, open_twin, close_twin);
     return suite;
 }

@@ -20,7 +20,12 @@ typedef struct stream {
     uint32_t token[SEQUENCES][NEW], logprob[SEQUENCES][NEW];
     int fd; /* the trainer's end */
     double ms;
+    int64_t n_wait; /* of the device: one a step */
 } stream;
+
+static int64_t waits(const stream *s) {
+    return br_device_counted(s->engine->loaded.device).n_wait;
+}
 
 static void uid_of(int i, char uid[16]) {
     snprintf(uid, 16, "s%d", i);
@@ -39,6 +44,7 @@ static void run_plain(stream *s) {
     uint64_t id[SEQUENCES];
     br_token token[SEQUENCES];
     int32_t n, done = 0, place[SEQUENCES] = {0};
+    s->n_wait = -waits(s);
     const double begin = gpu_now_ms();
     for (int i = 0; i < SEQUENCES; i++) {
         char uid[16];
@@ -59,6 +65,7 @@ static void run_plain(stream *s) {
         }
     }
     s->ms = gpu_now_ms() - begin;
+    s->n_wait += waits(s);
 }
 
 static void submit(tb_trainer *trainer, const stream *s, int i) {
@@ -115,11 +122,13 @@ static void run_streamed(stream *s) {
     int fd[2];
     GPU_EXPECT(socketpair(AF_UNIX, SOCK_STREAM, 0, fd) == 0, "stream: no sockets");
     s->fd = fd[1];
+    s->n_wait = -waits(s);
     GPU_TRY(tb_socket_adopt(fd[0], &t));
     GPU_TRY(tb_session_open(&options, &session));
     GPU_EXPECT(pthread_create(&trainer, NULL, be_the_trainer, s) == 0, "stream: no thread");
     GPU_TRY(tb_worker_serve(session, t, &timing));
     pthread_join(trainer, NULL);
+    s->n_wait += waits(s);
     tb_session_close(session);
 }
 
@@ -138,6 +147,7 @@ void gpu_swap_stream(const gpu_swap *g) {
         const int at = k < 0 ? 0 : k;
         run_plain(s);
         plain_us[at] = 1e3 * s->ms;
+        const int64_t plain_waits = s->n_wait;
         const br_digest plain = digest_of(s);
         memset(s->token, 0, sizeof s->token);
         run_streamed(s);
@@ -146,7 +156,8 @@ void gpu_swap_stream(const gpu_swap *g) {
         wanted = k < 0 ? plain : wanted;
         GPU_EXPECT(br_digest_equal(plain, wanted) && br_digest_equal(digest_of(s), wanted), "stream: pair %d: other tokens or bits", k);
         if (k >= 0)
-            printf("stream: pair %d: plain %.1f ms, streamed %.1f ms, %+.2f %%\n", k, 1e-3 * plain_us[at], 1e-3 * streamed_us[at], 1e2 * share[at]);
+            printf("stream: pair %d: plain %.1f ms, streamed %.1f ms, %+.2f %%; waits %lld and %lld\n", k, 1e-3 * plain_us[at],
+                   1e-3 * streamed_us[at], 1e2 * share[at], (long long)plain_waits, (long long)s->n_wait);
     }
     gpu_row(g, "rollout.plain", "small: 64 sequences of 256 new tokens", plain_us, PAIRS, 0, &wanted);
     gpu_row(g, "rollout.streamed", "the same over the bridge; floor: plain", streamed_us, PAIRS, plain_us[PAIRS / 2], &wanted);

@@ -2,7 +2,8 @@
 # sanitize.sh RUNNER [TOOL ...]: every suite of bitroll_cuda_tests under compute-sanitizer's memcheck, synccheck, initcheck and racecheck, but
 # linear_table: up to 8,193 rows of cuBLASLt beside the tiles, whose kernels the suite linear has. initcheck sees no read of scratch that
 # no kernel has written, since memory is cleared when it is taken and filled by the tests; such a read meets NaN and -1 instead.
-# Exit 1 when one reports something. SUITE_SECONDS cuts a suite that is slow under a tool [600], which counts as a report. JOBS at once [6].
+# racecheck is slow: it takes a process for each case of a suite. Exit 1 when one reports something. SECONDS_EACH cuts one off that is slow
+# under a tool [600], which counts as a report. JOBS at once [6]. SUITES [all of them].
 #
 # racecheck orders accesses by whole-block barriers; it follows neither mbarriers that another warp or an asynchronous copy arrives at nor,
 # behind a barrier of part of a block, the whole-block barrier after it. What it reports of the pairs below is such a hand-over, read and
@@ -46,23 +47,33 @@ unknown_pairs() {
         END { judge() }' "$1"
 }
 
-one() {
-    local tool=$1 suite=$2 status=0 found='' log=$logs/$2.$1 options=(--print-limit 20 --error-exitcode 9)
+one() { # TOOL SUITE [CASE]
+    local tool=$1 suite=$2 name=$2${3:+ $3} start=$SECONDS status=0 found='' log=$logs/$2.${3:-all}.$1 options=(--print-limit 20 --error-exitcode 9)
     [ "$tool" != racecheck ] || options=(--print-limit 100000 --racecheck-report analysis)
-    CK_TIMEOUT_MULTIPLIER=100 timeout "${SUITE_SECONDS:-600}" compute-sanitizer --tool "$tool" "${options[@]}" "$runner" "$suite" >"$log" 2>&1 ||
-        status=$?
+    [ -z "${3:-}" ] || export CK_RUN_CASE=$3
+    timeout "${SECONDS_EACH:-600}" compute-sanitizer --tool "$tool" "${options[@]}" "$runner" "$suite" >"$log" 2>&1 || status=$?
     [ "$tool" != racecheck ] || found=$(unknown_pairs "$log")
-    printf '%-10s %-13s exit %d, %s%s\n' "$tool" "$suite" "$status" "$(grep -h SUMMARY "$log" | tail -n 1 | tr -d =)" "${found:+; unknown pairs:}"
+    printf '%-10s %-40s exit %d, %4d s, %s%s\n' "$tool" "$name" "$status" $((SECONDS - start)) "$(grep -h SUMMARY "$log" | tail -n 1 | tr -d =)" \
+        "${found:+; unknown pairs:}"
     [ -z "$found" ] || printf '%s\n' "$found" | head -n 20
     [ "$status" -eq 0 ] || grep -v 'Host Frame\|Race reported\|     and\|^========= *$' "$log" | tail -n 30
     [ "$status" -eq 0 ] && [ -z "$found" ]
 }
 export -f one unknown_pairs
 export runner logs
+here=$(cd "$(dirname "$0")" && pwd)
 
-suites=$(sed -n 's/^SUITE(\(.*\))$/\1/p' "$(dirname "$0")/cuda_suites.h" | grep -vx linear_table)
+cases_of() { # of a suite, by the function that makes it
+    cat "$here"/cuda_*.c | awk -v suite="Suite *cuda_$1_suite(void) {" '
+        $0 == suite { is_in = 1 }
+        is_in && /CUDA_CASE/ { gsub(/.*\(suite, |[,)].*/, ""); print }
+        /^}/ { is_in = 0 }'
+}
+
+suites=${SUITES:-$(sed -n 's/^SUITE(\(.*\))$/\1/p' "$here/cuda_suites.h" | grep -vx linear_table)}
 for tool in "$@"; do
     for suite in $suites; do
-        printf '%s %s\n' "$tool" "$suite"
+        [ "$tool" != racecheck ] && printf '%s %s\n' "$tool" "$suite" && continue
+        cases_of "$suite" | sed "s/^/$tool $suite /"
     done
-done | xargs -P "${JOBS:-6}" -L 1 bash -c 'one "$0" "$1"'
+done | xargs -P "${JOBS:-6}" -L 1 bash -c 'one "$@"' one
