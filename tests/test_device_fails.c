@@ -1,5 +1,5 @@
 /* A device that fails in the middle of a job, at any call: the job ends with that error, what is in its file is whole, and going on
- * gives what would have come without the failure. */
+ * gives what would have come without the failure. And lanes of a device, which fail with it. */
 #include "br_file.h"
 #include "br_loaded.h"
 #include "engine_rig.h"
@@ -167,14 +167,74 @@ START_TEST(a_failed_engine_stays_failed) {
 }
 END_TEST
 
+/* ---- lanes ----------------------------------------------------------------------------------------------------------------- */
+
+START_TEST(calls_of_a_lane_are_counted_with_its_device) {
+    br_device *device, *lane, *second;
+    br_mirror mirror;
+    CHECK_OK(br_device_open("host", &device));
+    CHECK_OK(br_device_lane_open(device, &lane));
+    CHECK_OK(br_device_lane_open(lane, &second)); /* of the same device */
+    ck_assert(lane != device && br_device_is_host(lane));
+    ck_assert_str_eq(br_device_name(lane), br_device_name(device));
+    CHECK_OK(br_mirror_open(second, 8, "eight bytes", &mirror));
+    CHECK_OK(br_device_upload(lane, mirror.device, "1234567", 8));
+    ck_assert_str_eq((char *)mirror.host, "1234567"); /* done at the call */
+    CHECK_OK(br_device_upload(device, mirror.device, "abc", 4));
+    char text[4];
+    CHECK_OK(br_device_download(second, text, mirror.device, 4));
+    ck_assert_str_eq(text, "abc");
+    CHECK_OK(br_device_mark(lane, 0));
+    CHECK_OK(br_device_reach(lane, 0));
+    CHECK_OK(br_device_wait(lane));
+    const br_device_count c = br_device_counted(device), of_lane = br_device_counted(second);
+    ck_assert_mem_eq(&c, &of_lane, sizeof c);
+    ck_assert(c.n_upload == 2 && c.upload_bytes == 12 && c.n_download == 1 && c.download_bytes == 4);
+    ck_assert(c.n_wait == 1 && c.n_alloc == 1 && c.alloc_bytes == 8);
+    br_mirror_close(second, &mirror);
+    br_device_close(second);
+    br_device_close(lane);
+    br_device_close(device);
+}
+END_TEST
+
+/* Whichever of the three the call was that failed. */
+START_TEST(a_lane_fails_with_its_device) {
+    for (int first = 0; first < 3; first++) {
+        br_device *all[3], *other;
+        char byte = 0;
+        CHECK_OK(br_device_open("host", &all[0]));
+        CHECK_OK(br_device_lane_open(all[0], &all[1]));
+        CHECK_OK(br_device_lane_open(all[0], &all[2]));
+        CHECK_OK(br_device_open("host", &other));
+        br_device_fail_nth(2);
+        CHECK_OK(br_device_upload(all[(first + 1) % 3], &byte, "x", 1));
+        CHECK_FAILS(br_device_upload(all[first], &byte, "y", 1), BR_E_DEVICE);
+        ck_assert_int_eq(byte, 'x');
+        br_device_fail_nth(0);
+        for (int i = 0; i < 3; i++) {
+            CHECK_FAILS(br_device_upload(all[i], &byte, "y", 1), BR_E_DEVICE);
+            CHECK_FAILS(br_device_wait(all[i]), BR_E_DEVICE);
+        }
+        CHECK_OK(br_device_wait(other));
+        br_device_close(other);
+        for (int i = 2; i >= 0; i--)
+            br_device_close(all[i]);
+    }
+}
+END_TEST
+
 Suite *test_device_fails_suite(void) {
     Suite *suite = suite_create("device_fails");
-    TCase *tcase = tcase_create("device_fails");
+    TCase *tcase = tcase_create("device_fails"), *lanes = tcase_create("lanes");
     tcase_add_unchecked_fixture(tcase, make_inputs, NULL);
     tcase_set_timeout(tcase, 120);
     tcase_add_test(tcase, generate_goes_on);
     tcase_add_test(tcase, score_ends_with_the_error);
     tcase_add_test(tcase, a_failed_engine_stays_failed);
     suite_add_tcase(suite, tcase);
+    tcase_add_test(lanes, calls_of_a_lane_are_counted_with_its_device);
+    tcase_add_test(lanes, a_lane_fails_with_its_device);
+    suite_add_tcase(suite, lanes);
     return suite;
 }

@@ -14,6 +14,7 @@ typedef struct feed_run {
 } feed_run;
 
 typedef struct feed_slot {
+    br_device *lane;       /* of all that the device does for this slot; mark 0: it is done with that */
     br_mirror bytes, jobs; /* jobs: views, then sources */
     br_view *view;         /* (SLOT_VIEWS) in jobs */
     const uint16_t **src;  /* (SLOT_VIEWS) in jobs */
@@ -48,6 +49,7 @@ size_t ws_feed_bytes(size_t slot_bytes, int32_t n_view) {
 }
 
 static br_status open_slot(ws_feed *f, feed_slot *slot) {
+    BR_TRY(br_device_lane_open(f->device, &slot->lane));
     BR_TRY(br_mirror_open(f->device, f->slot_bytes, "values on their way to the device", &slot->bytes));
     BR_TRY(br_mirror_open(f->device, SLOT_VIEWS * (sizeof *slot->view + sizeof *slot->src), "where values go", &slot->jobs));
     slot->view = (br_view *)(void *)slot->jobs.host;
@@ -69,6 +71,7 @@ br_status ws_feed_open(br_device *device, br_pool *pool, size_t slot_bytes, int3
         BR_TRY_GOTO(open_slot(f, &f->slot[i]), exit);
     BR_TRY_GOTO(br_mirror_open(device, (size_t)f->n_view_max * sizeof(br_seen), "what was seen of values", &f->seen), exit);
     BR_TRY_GOTO(br_mem_alloc((void **)&f->to, (size_t)f->n_view_max * sizeof *f->to, "what was seen of values"), exit);
+    BR_TRY_GOTO(br_device_wait(device), exit); /* it zeroes the mirrors in its own order, beside which the lanes write them */
     *out = f;
 exit:
     if (status != BR_OK)
@@ -79,6 +82,8 @@ exit:
 void ws_feed_close(ws_feed *f) {
     if (!f)
         return;
+    for (int i = 0; i < SLOTS; i++)
+        br_device_close(f->slot[i].lane); /* waits for it, which closing a mirror does not */
     for (int i = 0; i < SLOTS; i++) {
         br_mirror_close(f->device, &f->slot[i].bytes);
         br_mirror_close(f->device, &f->slot[i].jobs);
@@ -123,7 +128,7 @@ static void long_first(feed_slot *slot, br_seen **to) {
     }
 }
 
-/* Behind what the device has to do already. */
+/* Beside what the other slot's lane still does: their views, sources and results lie apart. */
 static br_status enqueue(ws_feed *f, feed_slot *slot) {
     const size_t n = (size_t)slot->n_view;
     br_view *view = (br_view *)br_mirror_at(&slot->jobs, slot->view);
@@ -131,14 +136,14 @@ static br_status enqueue(ws_feed *f, feed_slot *slot) {
     br_seen *seen = (br_seen *)(void *)f->seen.device + slot->first;
     for (int32_t i = 0; i < slot->n_run; i++) {
         const feed_run *r = &slot->run[i];
-        BR_TRY(br_device_upload(f->device, slot->bytes.device + r->at, r->src ? r->src : slot->bytes.host + r->at, r->n));
+        BR_TRY(br_device_upload(slot->lane, slot->bytes.device + r->at, r->src ? r->src : slot->bytes.host + r->at, r->n));
     }
-    BR_TRY(br_device_upload(f->device, view, slot->view, n * sizeof *view));
-    BR_TRY(br_device_upload(f->device, src, slot->src, n * sizeof *src));
-    BR_TRY(br_device_place(f->device, view, src, slot->n_view, seen));
-    BR_TRY(br_device_download(f->device, (br_seen *)(void *)f->seen.host + slot->first, seen, n * sizeof *seen));
+    BR_TRY(br_device_upload(slot->lane, view, slot->view, n * sizeof *view));
+    BR_TRY(br_device_upload(slot->lane, src, slot->src, n * sizeof *src));
+    BR_TRY(br_device_place(slot->lane, view, src, slot->n_view, seen));
+    BR_TRY(br_device_download(slot->lane, (br_seen *)(void *)f->seen.host + slot->first, seen, n * sizeof *seen));
     slot->sent = slot->n_view;
-    return br_device_mark(f->device, f->at);
+    return br_device_mark(slot->lane, 0);
 }
 
 /* Results of a slot that the device has done with. */
@@ -164,8 +169,9 @@ static br_status send_slot(ws_feed *f) {
     f->full = f->full < SLOT_VIEWS ? 2 * f->full : (int32_t)SLOT_VIEWS;
     f->at = (f->at + 1) % SLOTS;
     BR_TRY(status);
-    BR_TRY(br_device_reach(f->device, f->at));
-    hand_out(f, &f->slot[f->at]);
+    slot = &f->slot[f->at];
+    BR_TRY(br_device_reach(slot->lane, 0));
+    hand_out(f, slot);
     return BR_OK;
 }
 
@@ -242,14 +248,27 @@ br_status ws_feed_write(ws_feed *f, const br_view *to, const uint16_t *value, in
     return kind == BR_MEMORY_DEVICE && !stays ? ws_feed_flush(f) : BR_OK;
 }
 
-/* A failure forgets what was waiting. */
+/* After a failure: values that lanes may still read are about to go. By marks, which a lane takes as long as the GPU answers, half a slot or
+ * not; where it does not, nothing reads. */
+static void settle(ws_feed *f) {
+    for (int i = 0; i < SLOTS; i++)
+        if (br_device_mark(f->slot[i].lane, 0) == BR_OK)
+            br_device_reach(f->slot[i].lane, 0);
+}
+
+/* Slots come in the order in which they were sent, so that results are handed out while the device is at a later one. A failure forgets
+ * what was waiting. */
 br_status ws_feed_flush(ws_feed *f) {
     br_status status;
     BR_TRY_GOTO(send_slot(f), exit);
-    BR_TRY_GOTO(br_device_wait(f->device), exit);
-    for (int i = 0; i < SLOTS; i++)
-        hand_out(f, &f->slot[i]);
+    for (int i = 0; i < SLOTS; i++) {
+        feed_slot *slot = &f->slot[(f->at + i) % SLOTS];
+        BR_TRY_GOTO(br_device_wait(slot->lane), exit);
+        hand_out(f, slot);
+    }
 exit:
+    if (status != BR_OK)
+        settle(f);
     for (int i = 0; i < SLOTS; i++)
         f->slot[i].sent = 0;
     f->n_seen = 0;

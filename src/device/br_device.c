@@ -4,6 +4,14 @@
 
 #include <string.h>
 
+static br_device *root_of(br_device *device) {
+    return device->root ? device->root : device;
+}
+
+static br_device_count *counts_of(br_device *device) {
+    return &root_of(device)->count;
+}
+
 /* Weights are uploaded by several threads at once. */
 static void count(int64_t *n, int64_t *sum, size_t bytes) {
     __atomic_fetch_add(n, 1, __ATOMIC_RELAXED);
@@ -22,15 +30,16 @@ void br_device_pretend_memory(size_t bytes) {
 }
 
 static br_status check_fault(br_device *device) {
+    int *failed = &root_of(device)->failed;
     if (__atomic_load_n(&fail_countdown, __ATOMIC_RELAXED) > 0 && __atomic_sub_fetch(&fail_countdown, 1, __ATOMIC_RELAXED) == 0)
-        __atomic_store_n(&device->failed, 1, __ATOMIC_RELAXED);
-    if (__atomic_load_n(&device->failed, __ATOMIC_RELAXED))
+        __atomic_store_n(failed, 1, __ATOMIC_RELAXED);
+    if (__atomic_load_n(failed, __ATOMIC_RELAXED))
         return br_fail(BR_E_DEVICE, "the device '%s' failed, as a test asked", device->name);
     return BR_OK;
 }
 
 br_device_count br_device_counted(const br_device *device) {
-    return device->count;
+    return device->root ? device->root->count : device->count;
 }
 
 static br_status open_kind(const char *kind, void *const *stream, br_device **out) {
@@ -52,6 +61,13 @@ br_status br_device_open_on(const char *kind, void *stream, br_device **out) {
     return open_kind(kind, &stream, out);
 }
 
+br_status br_device_lane_open(br_device *device, br_device **out) {
+    *out = NULL;
+    BR_TRY(device->op->lane(device, out));
+    (*out)->root = root_of(device);
+    return BR_OK;
+}
+
 void br_device_close(br_device *device) {
     if (device)
         device->op->close(device);
@@ -71,7 +87,7 @@ void *br_device_stream(const br_device *device) {
 
 br_status br_device_alloc(br_device *device, size_t bytes, const char *what, void **out) {
     BR_ASSERT(!br_mem_is_sealed());
-    count(&device->count.n_alloc, &device->count.alloc_bytes, bytes);
+    count(&counts_of(device)->n_alloc, &counts_of(device)->alloc_bytes, bytes);
     return device->op->alloc(device, bytes, what, out);
 }
 
@@ -89,13 +105,13 @@ br_status br_device_memory(br_device *device, size_t *bytes_free, size_t *bytes_
 
 br_status br_device_upload(br_device *device, void *dst, const void *src, size_t bytes) {
     BR_TRY(check_fault(device));
-    count(&device->count.n_upload, &device->count.upload_bytes, bytes);
+    count(&counts_of(device)->n_upload, &counts_of(device)->upload_bytes, bytes);
     return device->op->upload(device, dst, src, bytes);
 }
 
 br_status br_device_download(br_device *device, void *dst, const void *src, size_t bytes) {
     BR_TRY(check_fault(device));
-    count(&device->count.n_download, &device->count.download_bytes, bytes);
+    count(&counts_of(device)->n_download, &counts_of(device)->download_bytes, bytes);
     return device->op->download(device, dst, src, bytes);
 }
 
@@ -106,7 +122,7 @@ br_status br_device_copy(br_device *device, void *dst, const void *src, size_t b
 
 br_status br_device_wait(br_device *device) {
     BR_TRY(check_fault(device));
-    __atomic_fetch_add(&device->count.n_wait, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&counts_of(device)->n_wait, 1, __ATOMIC_RELAXED);
     return device->op->wait(device);
 }
 
@@ -114,7 +130,7 @@ br_status br_mirror_open(br_device *device, size_t bytes, const char *what, br_m
     *out = (br_mirror){0};
     void *block;
     BR_ASSERT(!br_mem_is_sealed());
-    count(&device->count.n_alloc, &device->count.alloc_bytes, bytes);
+    count(&counts_of(device)->n_alloc, &counts_of(device)->alloc_bytes, bytes);
     BR_TRY(device->op->locked_alloc(device, bytes, what, &block));
     out->host = block;
     out->device = block;

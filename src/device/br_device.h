@@ -1,8 +1,8 @@
 /* br_device: where the ops' memory lives: allocated once, filled and read in order, steps recorded and played again.
  *
  * Layer: device; includes base. Two kinds, one interface: "host", where device memory is host memory and everything happens
- * at the call, and "cuda", where it is the memory of one GPU and everything happens in the order of one stream. It knows no
- * tensor and no op. Nothing here allocates after open but the calls named alloc and graph.
+ * at the call, and "cuda", where it is the memory of one GPU and everything happens in the order of one stream; what has to run beside
+ * that goes to lanes. It knows no tensor and no op. Nothing here allocates after open but the calls named alloc, graph and lane.
  *
  * Errors of the device itself are BR_E_DEVICE; once one was seen, every later call fails with it. */
 #ifndef BR_DEVICE_H
@@ -21,7 +21,11 @@ br_status br_device_open(const char *kind, br_device **out);
 /* The same, on a stream of the caller's (a cudaStream_t; a host device ignores it), which outlives the device: for callers whose other
  * work lies on it. kind is not NULL. */
 br_status br_device_open_on(const char *kind, void *stream, br_device **out);
-void br_device_close(br_device *device); /* NULL is a no-op */
+/* A second order of calls on the same device: what goes to the lane runs beside the device's stream and beside other lanes; only waits and
+ * marks of the lane itself say that it is done, and what it reads has to be there, as after br_device_wait. Its memory, counts and failures
+ * are the device's. Closed before the device; closing it waits for what it still does. On a host device everything happens at the call. */
+br_status br_device_lane_open(br_device *device, br_device **out);
+void br_device_close(br_device *device); /* a lane too; NULL is a no-op */
 int br_device_is_host(const br_device *device);
 const char *br_device_name(const br_device *device); /* "host", or the GPU's name */
 

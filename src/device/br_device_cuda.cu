@@ -1,7 +1,7 @@
 /* One GPU as a device: memory, one stream, recorded steps; see br_device.h.
  *
- * Every call goes to one stream, its own (non-blocking) or the caller's, so that order is the order of calls. A failed call is sticky: CUDA keeps
- * returning the error of a lost device, and so do we. */
+ * Every call goes to one stream, its own (non-blocking) or the caller's, so that order is the order of calls; a lane is a device with a
+ * stream of its own. A failed call is sticky: CUDA keeps returning the error of a lost device, and so do we. */
 #include <cuda_runtime.h>
 #include <stdio.h>
 #include <string.h>
@@ -38,8 +38,10 @@ static void cuda_close(br_device *device) {
     for (int i = 0; i < BR_DEVICE_MARKS; i++)
         if (((cuda_device *)device)->mark[i])
             cudaEventDestroy(((cuda_device *)device)->mark[i]);
-    if (((cuda_device *)device)->owns_stream)
+    if (((cuda_device *)device)->owns_stream) {
+        cudaStreamSynchronize(stream_of(device));
         cudaStreamDestroy(stream_of(device));
+    }
     br_mem_free(device);
 }
 
@@ -233,9 +235,11 @@ extern "C" br_status br_device_cuda_export(const void *at, br_ipc *out) {
     return BR_OK;
 }
 
+static br_status cuda_lane(br_device *device, br_device **out);
+
 static const device_ops *cuda_ops(void) {
     static const device_ops OPS = {
-        cuda_close, cuda_alloc, cuda_free, cuda_memory, cuda_upload, cuda_download, cuda_copy, cuda_wait,
+        cuda_close, cuda_lane, cuda_alloc, cuda_free, cuda_memory, cuda_upload, cuda_download, cuda_copy, cuda_wait,
         cuda_locked_alloc, cuda_locked_free, cuda_graph_begin, cuda_graph_end, cuda_graph_run, cuda_graph_free,
         cuda_mark, cuda_elapsed, cuda_reach, cuda_kind_of, cuda_import, cuda_unimport,
         br_device_cuda_place, br_device_cuda_fill, br_device_cuda_check, br_device_cuda_hash,
@@ -243,18 +247,11 @@ static const device_ops *cuda_ops(void) {
     return &OPS;
 }
 
-extern "C" br_status br_device_cuda_open(void *const *stream, br_device **out) {
-    cudaDeviceProp prop;
-    *out = NULL;
-    cudaError_t error = cudaGetDeviceProperties(&prop, 0);
-    if (error != cudaSuccess)
-        return br_fail(BR_E_DEVICE, "no CUDA device: %s", cudaGetErrorString(error));
-    if (prop.major != 9 || prop.minor != 0)
-        return br_fail(BR_E_UNSUPPORTED, "%s has compute capability %d.%d: the kernels are for 9.0 (H100, H200)", prop.name, prop.major,
-                       prop.minor);
+/* stream NULL: one of its own. */
+static br_status make(const char *name, void *const *stream, br_device **out) {
     cuda_device *device = NULL;
     BR_TRY(br_mem_alloc((void **)&device, sizeof *device, "the CUDA device"));
-    snprintf(device->name, sizeof device->name, "%s", prop.name);
+    snprintf(device->name, sizeof device->name, "%s", name);
     br_status status = BR_OK;
     if (stream)
         device->stream = (cudaStream_t)*stream;
@@ -270,4 +267,20 @@ extern "C" br_status br_device_cuda_open(void *const *stream, br_device **out) {
     device->base.stream = device->stream;
     *out = &device->base;
     return BR_OK;
+}
+
+static br_status cuda_lane(br_device *device, br_device **out) {
+    return make(device->name, NULL, out);
+}
+
+extern "C" br_status br_device_cuda_open(void *const *stream, br_device **out) {
+    cudaDeviceProp prop;
+    *out = NULL;
+    cudaError_t error = cudaGetDeviceProperties(&prop, 0);
+    if (error != cudaSuccess)
+        return br_fail(BR_E_DEVICE, "no CUDA device: %s", cudaGetErrorString(error));
+    if (prop.major != 9 || prop.minor != 0)
+        return br_fail(BR_E_UNSUPPORTED, "%s has compute capability %d.%d: the kernels are for 9.0 (H100, H200)", prop.name, prop.major,
+                       prop.minor);
+    return make(prop.name, stream, out);
 }

@@ -16,6 +16,11 @@ static void host_close(br_device *device) {
     br_mem_free(device);
 }
 
+static br_status host_lane(br_device *device, br_device **out) {
+    (void)device;
+    return br_device_host_open(out);
+}
+
 static br_status host_alloc(br_device *device, size_t bytes, const char *what, void **out) {
     (void)device;
     return br_mem_alloc(out, bytes, what);
@@ -101,6 +106,7 @@ static void host_unimport(br_device *device, void *block) {
 
 static const device_ops HOST_OPS = {
     .close = host_close,
+    .lane = host_lane,
     .alloc = host_alloc,
     .release = host_free,
     .memory = host_memory,

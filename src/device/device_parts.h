@@ -5,7 +5,8 @@
 #include "device_view.h"
 
 typedef struct device_ops {
-    void (*close)(br_device *);
+    void (*close)(br_device *); /* waits, where the stream is its own */
+    br_status (*lane)(br_device *, br_device **out);
     br_status (*alloc)(br_device *, size_t bytes, const char *what, void **out);
     void (*release)(br_device *, void *block);
     br_status (*memory)(br_device *, size_t *bytes_free, size_t *bytes_total);
@@ -33,6 +34,7 @@ typedef struct device_ops {
 
 struct br_device {
     const device_ops *op;
+    br_device *root; /* that this is a lane of; NULL: of none */
     const char *name;
     void *stream;
     int is_host;

@@ -151,6 +151,8 @@ br_status adapter_image_lay(adapter_image *m, const lora_scale *plan) {
     return BR_OK;
 }
 
+/* Nothing waits for this fill. It is beside the lanes of a feed, which write other bytes: room_of in model_view.c is what views leave of a
+ * packed matrix, and s is apart. Steps and digests come later in the same stream; lay waits before it changes what a fill reads. */
 br_status adapter_image_surround(adapter_image *m) {
     if (m->is_surrounded)
         return BR_OK;

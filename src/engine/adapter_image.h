@@ -17,7 +17,8 @@ void adapter_image_close(adapter_image *image); /* NULL is a no-op */
 
 /* plan (lora_map_count): what the slot holds, or is going to. Nothing is done when it is the one at hand. */
 br_status adapter_image_lay(adapter_image *image, const lora_scale *plan);
-/* Writes what surrounds the matrices, where that was not done since the plan changed: zeros behind the rank, and s. In stream order. */
+/* Writes what surrounds the matrices, where that was not done since the plan changed: zeros behind the rank, and s. In stream
+ * order; no byte of the matrices themselves is written, so that these may come in meanwhile (ws_feed.h). */
 br_status adapter_image_surround(adapter_image *image);
 /* Where matrix A or B of a map lies: n views, 0 to 2, as br_model_adapter_views. */
 const br_view *adapter_image_views(const adapter_image *image, int64_t map, int32_t is_b, int32_t *n);
