@@ -6,7 +6,7 @@
 #   trainer   bitroll-worker, libbitroll.so, libbitroll_bridge.so, megatron-core
 #   tests     bitroll_cuda_tests
 #   swap      bitroll_cuda_swap
-# and hw_probe, lab_digest, lab_index and lab_row where they were built. Exit 2, before anything is written: no such part, or a program
+# and hw_probe, lab_digest and lab_index where they were built. Exit 2, before anything is written: no such part, or a program
 # that was not built.
 set -euo pipefail
 tree=$(cd "$(dirname "$0")/../.." && pwd)
@@ -27,7 +27,7 @@ case $parts in *' trainer '*) programs+=(bitroll-worker libbitroll.so libbitroll
 case $parts in *' tests '*) programs+=(bitroll_cuda_tests) ;; esac
 case $parts in *' swap '*) programs+=(bitroll_cuda_swap) ;; esac
 for name in "${programs[@]}"; do [ -e "$build/$name" ] || die "$build: no $name in it: expected BUILD, a folder where it was built"; done
-for lab in hw_probe lab_digest lab_index lab_row; do [ ! -x "$build/$lab" ] || programs+=("$lab"); done
+for lab in hw_probe lab_digest lab_index; do [ ! -x "$build/$lab" ] || programs+=("$lab"); done
 
 mkdir -p "$out/build/lib"
 # The package reads its interfaces out of the headers.
