@@ -44,9 +44,8 @@ void lora_text_set(lora_text *text, const br_config *config, const lora_scale *p
     }
 }
 
-void lora_text_put(lora_text *text, int64_t touched, br_digest a, br_digest b) {
-    memcpy(text->bytes + text->at[touched], &a, sizeof a);
-    memcpy(text->bytes + text->at[touched] + sizeof a, &b, sizeof b);
+void lora_text_put(lora_text *text, int64_t touched, int is_b, br_digest digest) {
+    memcpy(text->bytes + text->at[touched] + (is_b ? sizeof digest : 0), &digest, sizeof digest);
 }
 
 br_digest lora_text_digest(const lora_text *text) {

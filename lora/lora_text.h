@@ -15,8 +15,8 @@ typedef struct lora_text {
 br_status lora_text_open(const br_config *config, lora_text *out);
 void lora_text_close(lora_text *text);
 void lora_text_set(lora_text *text, const br_config *config, const lora_scale *plan);
-/* Of the map that is number `touched`, from 0, among those of the plan. */
-void lora_text_put(lora_text *text, int64_t touched, br_digest a, br_digest b);
+/* Of A or B of the map that is number `touched`, from 0, among those of the plan. */
+void lora_text_put(lora_text *text, int64_t touched, int is_b, br_digest digest);
 br_digest lora_text_digest(const lora_text *text);
 
 #endif

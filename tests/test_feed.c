@@ -143,12 +143,16 @@ static void rig_close(rig *r) {
     free(r->place);
 }
 
+static void take(void *context, int64_t i, const br_seen *seen) {
+    ((rig *)context)->seen[i] = *seen;
+}
+
 /* all_stay 0: every third value goes as soon as it was put. */
 static br_status put_all(rig *r, int32_t all_stay) {
     for (int i = 0; i < VIEWS; i++) {
         const int32_t stays = all_stay || i % 3;
         const br_view view = {.n_row = ROWS, .n_col = COLS, .part[0] = {.at = r->place + i * VALUES, .row = COLS, .col = 1, .n_row = ROWS}};
-        BR_TRY(ws_feed_write(r->feed, &view, r->value + i * VALUES, stays, &r->seen[i]));
+        BR_TRY(ws_feed_write(r->feed, &view, r->value + i * VALUES, stays, &(ws_seen){take, r, i}));
         if (!stays)
             memset(r->value + i * VALUES, 0xff, VALUES * sizeof(uint16_t));
     }

@@ -28,7 +28,7 @@ static struct {
 
 static const char TWO_CLASSES[] = "{\"peft_type\": \"LORA\", \"r\": 4, \"lora_alpha\": 8, \"target_modules\": [\"o_proj\", \"kv_b_proj\"]}";
 
-static br_status fake_put(void *context, int32_t way, const ws_tensor *tensor, const uint16_t *value, int32_t stays, br_seen *seen) {
+static br_status fake_put(void *context, int32_t way, const ws_tensor *tensor, const uint16_t *value, int32_t stays, const ws_seen *seen) {
     (void)stays;
     (void)seen;
     kept *k = context;

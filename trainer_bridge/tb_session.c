@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { REQUEST_MOST = 1 << 14, REQUEST_DEFAULT = 64, PART_DEFAULT = 16, FLUSH_DEFAULT_MS = 50, STALL_DEFAULT_MS = 60000 };
+enum { REQUEST_MOST = 1 << 14, REQUEST_DEFAULT = 64, PART_DEFAULT = 32, FLUSH_DEFAULT_MS = 50, STALL_DEFAULT_MS = 60000 };
 
 br_status tb_session_open(const tb_session_options *options, tb_session **out) {
     tb_session *s;

@@ -67,7 +67,7 @@ typedef struct tb_session_options {
     const tb_engine_ops *engine;
     int empty;             /* 1: no adapter is live yet, version 0 is the first to come */
     int32_t n_request_max; /* requests held at once [64] */
-    int32_t part_tok;      /* tokens that make a GEN_PART [16] */
+    int32_t part_tok;      /* tokens that make a GEN_PART [32] */
     int64_t flush_ms;      /* age at which fewer are sent [50] */
     int64_t stall_ms;      /* a transfer that does not move for so long is dropped [60,000] */
 } tb_session_options;

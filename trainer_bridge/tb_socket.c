@@ -1,6 +1,6 @@
 /* Frames over a UNIX stream socket. Layer: trainer_bridge.
  *
- * The descriptor does not block. A frame is taken in piece by piece: its header first, and only when that is sound its payload. Nothing is
+ * The descriptor does not block. A frame is taken apart piece by piece: its header first, and only when that is sound its payload. Nothing is
  * allocated for damage, and until the greeting no payload of more than TB_STRANGER_MAX.
  *
  * An end that a listener accepted also answers for that listener while it takes in what arrives: once its peer has greeted, that is served
@@ -21,14 +21,18 @@
 #include <time.h>
 #include <unistd.h>
 
+enum { AHEAD_BYTES = 32 << 10 /* taken in by one call: most frames are small */ };
+
 typedef struct socket_end {
     tb_transport t;
     int fd;
+    uint32_t ahead_at, n_ahead; /* of `ahead`, which is empty before anything is taken in */
     uint64_t n_out; /* bytes of the batch being sent that are out */
     unsigned char head[TB_HEADER_BYTES];
     uint64_t n_in; /* bytes of the frame being received that are in, header included */
     tb_frame *coming; /* once its header is in */
     const tb_listener *listener; /* that accepted it, NULL: it connected */
+    unsigned char ahead[AHEAD_BYTES];
 } socket_end;
 
 struct tb_listener {
@@ -47,17 +51,32 @@ static void end_of_stream(socket_end *s, ssize_t got, int error) {
     tb_inbox_end(&s->t, got == 0 && s->n_in ? TB_TRUNCATED : TB_LOST, text);
 }
 
-/* Up to n bytes to `at`; 0 when none is there now or ever. */
-static uint64_t take_bytes(socket_end *s, unsigned char *at, uint64_t n) {
+/* Up to n bytes of the stream to `at`; 0 when none is there now or ever. */
+static uint64_t receive(socket_end *s, unsigned char *at, uint64_t n) {
     const ssize_t got = recv(s->fd, at, n, 0);
     if (got > 0) {
-        s->n_in += (uint64_t)got;
         s->t.heard_ms = tb_now_ms();
         return (uint64_t)got;
     }
     if (got == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR))
         end_of_stream(s, got, errno);
     return 0;
+}
+
+/* Up to n bytes of a frame; what is long goes where it belongs without a copy. */
+static uint64_t take_bytes(socket_end *s, unsigned char *at, uint64_t n) {
+    if (s->ahead_at == s->n_ahead && n < AHEAD_BYTES) {
+        s->ahead_at = 0;
+        s->n_ahead = (uint32_t)receive(s, s->ahead, AHEAD_BYTES);
+    }
+    const uint32_t left = s->n_ahead - s->ahead_at;
+    const uint64_t got = left == 0 && n >= AHEAD_BYTES ? receive(s, at, n) : n < left ? n : left;
+    if (left) {
+        memcpy(at, s->ahead + s->ahead_at, got);
+        s->ahead_at += (uint32_t)got;
+    }
+    s->n_in += got;
+    return got;
 }
 
 static int header_is_in(socket_end *s) {

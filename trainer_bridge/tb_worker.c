@@ -5,10 +5,8 @@
 #include "tb_worker.h"
 
 #include <stdio.h>
-#include <time.h>
 
-/* So that requests of one batch begin in one step: many frames a turn, and after a rest none is the last before nothing came for a while. */
-enum { IDLE_WAIT_MS = 20, FRAMES_A_TURN = 256, GATHER_US = 200 };
+enum { IDLE_WAIT_MS = 20, FRAMES_A_TURN = 256 /* so that requests of one batch begin in one step */ };
 
 static void take_frame(tb_session *s, const tb_frame *frame) {
     if (frame->fault != TB_OK)
@@ -52,20 +50,10 @@ static void send_all(tb_session *s, tb_link *link) {
         take_last_words(s, link, br_last_error());
 }
 
-/* The next frame of a turn; a peer that is at sending several is given the time to. */
-static tb_frame *next_frame(tb_link *link, int rested, int i) {
-    const struct timespec nap = {0, GATHER_US * 1000};
-    tb_frame *frame = tb_link_receive(link, rested && i == 0 ? IDLE_WAIT_MS : 0);
-    if (frame || !rested || i == 0)
-        return frame;
-    nanosleep(&nap, NULL);
-    return tb_link_receive(link, 0);
-}
-
 static void take_arrived(tb_session *s, tb_link *link) {
-    const int rested = !tb_session_wants_pump(s);
+    int64_t wait = tb_session_wants_pump(s) ? 0 : IDLE_WAIT_MS;
     tb_frame *frame;
-    for (int i = 0; i < FRAMES_A_TURN && (frame = next_frame(link, rested, i)); i++) {
+    for (int i = 0; i < FRAMES_A_TURN && (frame = tb_link_receive(link, wait)); i++, wait = 0) {
         take_frame(s, frame);
         let_in(s, link, frame);
         tb_frame_free(frame);

@@ -33,7 +33,7 @@ struct ws_feed {
     int32_t full; /* views that send a slot off: few at first, so that the device begins early, then twice as many each time */
     feed_slot slot[SLOTS];
     br_mirror seen; /* (n_view_max) */
-    br_seen **to;   /* (n_view_max) where a result goes */
+    ws_seen *to;    /* (n_view_max) who is told of a result */
     uintptr_t known, known_end; /* addresses of values that stay, of one kind */
     br_memory_kind kind;
 };
@@ -107,7 +107,7 @@ static size_t bytes_of(const br_view *v) {
 
 /* Values of LONG times the mean and more go first, so that none of them is what the device waits for in the end. to: where results of this
  * slot go. Copies and runs go by place, not by number. */
-static void long_first(feed_slot *slot, br_seen **to) {
+static void long_first(feed_slot *slot, ws_seen *to) {
     size_t sum = 0;
     int32_t n_long = 0;
     for (int32_t i = 0; i < slot->n_view; i++)
@@ -118,7 +118,7 @@ static void long_first(feed_slot *slot, br_seen **to) {
         const int32_t k = n_long++;
         const br_view view = slot->view[k];
         const uint16_t *src = slot->src[k];
-        br_seen *seen = to[k];
+        const ws_seen seen = to[k];
         slot->view[k] = slot->view[i];
         slot->src[k] = slot->src[i];
         to[k] = to[i];
@@ -150,8 +150,8 @@ static br_status enqueue(ws_feed *f, feed_slot *slot) {
 static void hand_out(ws_feed *f, feed_slot *slot) {
     const br_seen *seen = (const br_seen *)(const void *)f->seen.host;
     for (int32_t i = slot->first; i < slot->first + slot->sent; i++)
-        if (f->to[i])
-            *f->to[i] = seen[i];
+        if (f->to[i].take)
+            f->to[i].take(f->to[i].context, f->to[i].i, &seen[i]);
     slot->sent = 0;
 }
 
@@ -222,7 +222,7 @@ static br_memory_kind kind_of(ws_feed *f, const uint16_t *value, int32_t stays) 
     return kind;
 }
 
-br_status ws_feed_write(ws_feed *f, const br_view *to, const uint16_t *value, int32_t stays, br_seen *seen) {
+br_status ws_feed_write(ws_feed *f, const br_view *to, const uint16_t *value, int32_t stays, const ws_seen *seen) {
     const size_t n = bytes_of(to);
     const unsigned char *bytes = (const unsigned char *)value;
     const br_memory_kind kind = kind_of(f, value, stays);
@@ -244,7 +244,7 @@ br_status ws_feed_write(ws_feed *f, const br_view *to, const uint16_t *value, in
     }
     slot->view[slot->n_view] = *to;
     slot->src[slot->n_view++] = src;
-    f->to[f->n_seen++] = seen;
+    f->to[f->n_seen++] = seen ? *seen : (ws_seen){0};
     return kind == BR_MEMORY_DEVICE && !stays ? ws_feed_flush(f) : BR_OK;
 }
 

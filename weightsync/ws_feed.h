@@ -12,6 +12,13 @@
 
 typedef struct ws_feed ws_feed;
 
+/* Who is told, by number, what lies where a value went; inside later calls on the feed, none of which it makes itself. */
+typedef struct ws_seen {
+    void (*take)(void *context, int64_t i, const br_seen *seen);
+    void *context;
+    int64_t i;
+} ws_seen;
+
 size_t ws_feed_bytes(size_t slot_bytes, int32_t n_view); /* of the device's memory */
 /* slot_bytes: at least the largest matrix. n_view: writes between two flushes that need no third. The device and pool stay the caller's. */
 br_status ws_feed_open(br_device *device, br_pool *pool, size_t slot_bytes, int32_t n_view, ws_feed **out);
@@ -19,11 +26,10 @@ void ws_feed_close(ws_feed *feed); /* NULL is a no-op */
 
 /* Nothing that the device has still to do may read or write where the view lies, nor write the value: lanes do not wait for its stream, nor
  * for each other, so that views of two writes without a flush between them do not overlap. value: dense, 2-byte aligned, host or device memory.
- * stays 1: it is as it is until the next flush; 0: read before the call returns. seen, where not NULL, is what the view holds afterwards, from the
- * next flush on. */
-br_status ws_feed_write(ws_feed *feed, const br_view *to, const uint16_t *value, int32_t stays, br_seen *seen);
-/* Waits until all of this is done; where it fails, nothing of it is under way any more either. After a write that failed the results of some
- * writes before it never come, whatever this returns. */
+ * stays 1: it is as it is until the next flush; 0: read before the call returns. seen: NULL: nobody; told at the next flush at the latest. */
+br_status ws_feed_write(ws_feed *feed, const br_view *to, const uint16_t *value, int32_t stays, const ws_seen *seen);
+/* Waits until all of this is done and told; where it fails, nothing of it is under way any more either. After a write that failed the results of
+ * some writes before it never come, whatever this returns. */
 br_status ws_feed_flush(ws_feed *feed);
 
 #endif

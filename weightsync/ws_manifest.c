@@ -7,12 +7,15 @@
 
 #include <string.h>
 
+enum { LONG = 2 /* times the mean */ };
+
 br_status ws_manifest_open(ws_manifest *manifest, const br_config *config) {
     *manifest = (ws_manifest){.config = config, .n_map = lora_map_count(config)};
     BR_TRY(br_mem_alloc((void **)&manifest->map, (size_t)manifest->n_map * sizeof *manifest->map, "the maps of a model"));
     lora_maps_of(config, manifest->map);
     BR_TRY(lora_text_open(config, &manifest->text));
     BR_TRY(br_mem_alloc((void **)&manifest->plan, (size_t)manifest->n_map * sizeof *manifest->plan, "a plan of an adapter"));
+    BR_TRY(br_mem_alloc((void **)&manifest->order, 2 * (size_t)manifest->n_map * sizeof *manifest->order, "a plan of an adapter"));
     return br_mem_alloc((void **)&manifest->touched, (size_t)manifest->n_map * sizeof *manifest->touched, "a plan of an adapter");
 }
 
@@ -20,6 +23,7 @@ void ws_manifest_close(ws_manifest *manifest) {
     lora_text_close(&manifest->text);
     br_mem_free(manifest->map);
     br_mem_free(manifest->touched);
+    br_mem_free(manifest->order);
     br_mem_free(manifest->plan);
     *manifest = (ws_manifest){0};
 }
@@ -40,6 +44,23 @@ static br_digest digest_of(const ws_manifest *manifest) {
     return br_hash_end(&stream);
 }
 
+static uint64_t bytes_at(const ws_manifest *manifest, int64_t i) {
+    const ws_tensor t = ws_manifest_at(manifest, i);
+    return ws_tensor_bytes(&t);
+}
+
+static void order(ws_manifest *manifest) {
+    const int64_t n = manifest->n_tensor;
+    uint64_t sum = 0;
+    int64_t k = 0;
+    for (int64_t i = 0; i < n; i++)
+        sum += bytes_at(manifest, i);
+    for (int is_long = 1; is_long >= 0; is_long--)
+        for (int64_t i = 0; i < n; i++)
+            if ((bytes_at(manifest, i) * (uint64_t)n >= LONG * sum) == is_long)
+                manifest->order[k++] = (int32_t)i;
+}
+
 void ws_manifest_set(ws_manifest *manifest, const lora_scale *plan) {
     memmove(manifest->plan, plan, (size_t)manifest->n_map * sizeof *plan);
     manifest->n_tensor = 0;
@@ -49,6 +70,7 @@ void ws_manifest_set(ws_manifest *manifest, const lora_scale *plan) {
         manifest->touched[manifest->n_tensor / 2] = i;
         manifest->n_tensor += 2;
     }
+    order(manifest);
     lora_text_set(&manifest->text, manifest->config, plan);
     manifest->digest = digest_of(manifest);
 }

@@ -17,13 +17,14 @@ struct ws_stage {
     ws_manifest next;        /* of what comes in */
     lora_scale *plan[WAYS];  /* (n_map) what each way holds */
     uint8_t *written[WAYS];  /* (n_map) not all zero, where the target has no begin */
-    br_seen *seen;           /* (2 * n_map) of the tensors that came in whole */
     uint8_t *whole;          /* (2 * n_map) */
     unsigned char *part;     /* a tensor that comes in pieces */
     br_swap_state state;
     int32_t live_way, has_effect;
     uint32_t flags;
     int64_t live_version, version, n_whole;
+    int64_t bad_tensor; /* the first that is not finite; -1: none so far */
+    uint32_t bad_element;
     int64_t part_tensor; /* -1: none is under way */
     uint64_t part_bytes;
     br_digest live_digest, digest;
@@ -98,7 +99,6 @@ static br_status alloc(ws_stage *s) {
         BR_TRY(br_mem_alloc((void **)&s->plan[way], n * sizeof *s->plan[way], "a plan of an adapter"));
         BR_TRY(br_mem_alloc((void **)&s->written[way], n, "a plan of an adapter"));
     }
-    BR_TRY(br_mem_alloc((void **)&s->seen, 2 * n * sizeof *s->seen, "digests of tensors"));
     BR_TRY(br_mem_alloc((void **)&s->whole, 2 * n, "flags of tensors"));
     return br_mem_alloc((void **)&s->part, tensor_bytes_max(s->config, s->rank_max), "a tensor that comes in pieces");
 }
@@ -139,7 +139,6 @@ void ws_close(ws_stage *s) {
         br_mem_free(s->plan[way]);
         br_mem_free(s->written[way]);
     }
-    br_mem_free(s->seen);
     br_mem_free(s->whole);
     br_mem_free(s->part);
     ws_manifest_close(&s->next);
@@ -195,6 +194,7 @@ br_status ws_begin(ws_stage *s, int64_t version, uint32_t flags, int32_t n_old, 
     s->version = version;
     s->flags = flags;
     s->has_effect = 0;
+    s->bad_tensor = -1;
     *answer = BR_SWAP_DONE;
     return BR_OK;
 }
@@ -213,27 +213,37 @@ static void look(const uint16_t *value, int64_t n, br_seen *seen) {
     seen->digest = lora_digest_matrix(value, n);
 }
 
-/* Of a tensor that was looked at: finite? */
-static br_status judge(ws_stage *s, int64_t i) {
-    const br_seen *seen = &s->seen[i];
-    if (seen->first_bad != UINT32_MAX) {
-        char name[BR_NAME_BYTES];
-        ws_manifest_name(&s->next, i, name);
-        return br_fail(BR_E_FORMAT, "tensor '%s': element %lld is NaN or Inf", name, (long long)seen->first_bad);
+/* What lies where tensor i went. */
+static void take_seen(void *context, int64_t i, const br_seen *seen) {
+    ws_stage *s = context;
+    if (seen->first_bad != UINT32_MAX && (s->bad_tensor < 0 || i < s->bad_tensor)) {
+        s->bad_tensor = i;
+        s->bad_element = seen->first_bad;
     }
     s->has_effect |= i % 2 && seen->any && s->next.plan[s->next.touched[i / 2]].alpha != 0; /* A, then B of each map */
-    return BR_OK;
+    lora_text_put(&s->next.text, i / 2, i % 2, seen->digest);
+}
+
+static br_status check_finite(const ws_stage *s) {
+    char name[BR_NAME_BYTES];
+    if (s->bad_tensor < 0)
+        return BR_OK;
+    ws_manifest_name(&s->next, s->bad_tensor, name);
+    return br_fail(BR_E_FORMAT, "tensor '%s': element %lld is NaN or Inf", name, (long long)s->bad_element);
 }
 
 /* A whole tensor goes to its place, and s with A. */
 static br_status take_whole(ws_stage *s, int64_t i, const ws_tensor *t, const uint16_t *value, int32_t stays) {
     const int32_t way = !s->live_way;
+    const ws_seen told = {take_seen, s, i};
     if (!s->target.flush) {
-        look(value, (int64_t)t->n_row * t->n_col, &s->seen[i]);
-        BR_TRY(judge(s, i));
+        br_seen seen;
+        look(value, (int64_t)t->n_row * t->n_col, &seen);
+        take_seen(s, i, &seen);
+        BR_TRY(check_finite(s));
     }
     s->written[way][t->map] = 1;
-    BR_TRY(s->target.put(s->target.context, way, t, value, stays, &s->seen[i]));
+    BR_TRY(s->target.put(s->target.context, way, t, value, stays, &told));
     if (!t->is_b && !s->target.begin)
         BR_TRY(s->target.scale(s->target.context, way, t, &s->next.plan[t->map]));
     s->whole[i] = 1;
@@ -318,12 +328,6 @@ static br_status check_all_whole(const ws_stage *s) {
     return BR_OK;
 }
 
-static br_digest digest_of(ws_stage *s) {
-    for (int64_t i = 0; i < s->next.n_tensor / 2; i++)
-        lora_text_put(&s->next.text, i, s->seen[2 * i].digest, s->seen[2 * i + 1].digest);
-    return lora_text_digest(&s->next.text);
-}
-
 /* Maps that this version leaves alone but an earlier one in this place did not. */
 static br_status clear_left_alone(ws_stage *s) {
     const int32_t way = !s->live_way;
@@ -348,11 +352,10 @@ static br_status take_end(ws_stage *s, const br_digest *expected) {
         BR_TRY(clear_left_alone(s));
     memcpy(s->plan[!s->live_way], s->next.plan, (size_t)s->next.n_map * sizeof *s->next.plan);
     BR_TRY(flush(s));
-    for (int64_t i = 0; s->target.flush && i < s->next.n_tensor; i++)
-        BR_TRY(judge(s, i));
+    BR_TRY(check_finite(s));
     if (!s->has_effect && !(s->flags & BR_SWAP_INITIAL))
         return br_fail(BR_E_FORMAT, "every B or its alpha is zero: expected an adapter that has an effect, or the flag initial at version 0");
-    s->digest = digest_of(s);
+    s->digest = lora_text_digest(&s->next.text);
     if (expected && !br_digest_equal(s->digest, *expected)) {
         char found[BR_DIGEST_TEXT_BYTES], wanted[BR_DIGEST_TEXT_BYTES];
         br_digest_text(s->digest, found);

@@ -197,8 +197,8 @@ br_status adapter_image_digest(adapter_image *m, br_digest *out) {
     memcpy(&torn, m->torn.host, sizeof torn);
     for (int64_t i = 0; i < m->n_map; i++)
         if (m->plan[i].rank) {
-            const br_digest a = digest_of(m, 2 * i, &torn), b = digest_of(m, 2 * i + 1, &torn);
-            lora_text_put(&m->text, touched++, a, b);
+            lora_text_put(&m->text, touched, 0, digest_of(m, 2 * i, &torn));
+            lora_text_put(&m->text, touched++, 1, digest_of(m, 2 * i + 1, &torn));
         }
     *out = lora_text_digest(&m->text);
     if (torn)

@@ -40,7 +40,7 @@ static br_model_matrix matrix_of(const swap_name *s, int32_t way, const ws_tenso
     return (br_model_matrix){.slot = slot_of(s, way), .cls = t->cls, .layer = t->layer, .expert = t->expert, .is_b = t->is_b, .rank = t->rank};
 }
 
-static br_status put(void *context, int32_t way, const ws_tensor *tensor, const uint16_t *value, int32_t stays, br_seen *seen) {
+static br_status put(void *context, int32_t way, const ws_tensor *tensor, const uint16_t *value, int32_t stays, const ws_seen *seen) {
     const swap_name *s = context;
     const br_model_matrix at = matrix_of(s, way, tensor);
     (void)stays;
@@ -62,7 +62,7 @@ static br_status feed_begin(void *context, int32_t way, const lora_scale *plan) 
     return adapter_image_surround(s->image[way]);
 }
 
-static br_status feed_put(void *context, int32_t way, const ws_tensor *tensor, const uint16_t *value, int32_t stays, br_seen *seen) {
+static br_status feed_put(void *context, int32_t way, const ws_tensor *tensor, const uint16_t *value, int32_t stays, const ws_seen *seen) {
     const swap_name *s = context;
     int32_t n;
     const br_view *view = adapter_image_views(s->image[way], tensor->map, tensor->is_b, &n);
