@@ -3,7 +3,8 @@
 # linear_table: up to 8,193 rows of cuBLASLt beside the tiles, whose kernels the suite linear has. initcheck sees no read of scratch that
 # no kernel has written, since memory is cleared when it is taken and filled by the tests; such a read meets NaN and -1 instead.
 # racecheck is slow: it takes a process for each case of a suite. Exit 1 when one reports something. SECONDS_EACH cuts one off that is slow
-# under a tool [600], which counts as a report. JOBS at once [6]. SUITES [all of them].
+# under a tool [600], which counts as a report. JOBS at once [6]. SUITES [all of them]. LAUNCHES that racecheck looks at in a case, from its
+# first on [all].
 #
 # racecheck orders accesses by whole-block barriers; it follows neither mbarriers that another warp or an asynchronous copy arrives at nor,
 # behind a barrier of part of a block, the whole-block barrier after it. What it reports of the pairs below is such a hand-over, read and
@@ -49,7 +50,7 @@ unknown_pairs() {
 
 one() { # TOOL SUITE [CASE]
     local tool=$1 suite=$2 name=$2${3:+ $3} start=$SECONDS status=0 found='' log=$logs/$2.${3:-all}.$1 options=(--print-limit 20 --error-exitcode 9)
-    [ "$tool" != racecheck ] || options=(--print-limit 100000 --racecheck-report analysis)
+    [ "$tool" != racecheck ] || options=(--print-limit 100000 --racecheck-report analysis ${LAUNCHES:+--launch-count "$LAUNCHES"})
     [ -z "${3:-}" ] || export CK_RUN_CASE=$3
     timeout "${SECONDS_EACH:-600}" compute-sanitizer --tool "$tool" "${options[@]}" "$runner" "$suite" >"$log" 2>&1 || status=$?
     [ "$tool" != racecheck ] || found=$(unknown_pairs "$log")
