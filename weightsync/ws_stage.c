@@ -243,7 +243,8 @@ static br_status take_whole(ws_stage *s, int64_t i, const ws_tensor *t, const ui
         br_seen seen;
         look(value, (int64_t)t->n_row * t->n_col, &seen);
         take_seen(s, i, &seen);
-        BR_TRY(check_finite(s));
+        if (!stays) /* of what comes all at once, the first of all is named, whatever the order */
+            BR_TRY(check_finite(s));
     }
     s->written[way][t->map] = 1;
     BR_TRY(s->target.put(s->target.context, way, t, value, stays, &told));

@@ -352,6 +352,8 @@ br_status br_swap_ipc(br_engine *e, const char *adapter, int64_t tensor, const b
     swap_name *s;
     void *base = NULL;
     BR_TRY(find(e, adapter, &s));
+    if (ws_status_of(s->stage).state != BR_SWAP_RECEIVING)
+        return ws_whole(s->stage, tensor, NULL); /* refuses it; what is prepared stays */
     const br_status status = share(e, from->handle, &base);
     if (status != BR_OK) {
         ws_abort(s->stage);
