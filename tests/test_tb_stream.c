@@ -61,7 +61,6 @@ static void *write_all(void *context) {
 
 static void start(writer *w) {
     int fd[2];
-    make_stream();
     ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM, 0, fd), 0);
     CHECK_OK(tb_socket_adopt(fd[0], &w->t));
     w->fd = fd[1];
