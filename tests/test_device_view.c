@@ -339,7 +339,10 @@ START_TEST(bad_versions_are_refused_at_the_end) {
     swap_commit(e, 1, BR_SWAP_STOP, BR_SWAP_COMMITTED);
     swap_expect_live(e, "the changed one");
     const br_ipc nobody = {{0}, 0};
-    CHECK_OK(br_swap_begin(e, "a", 2, 0, &answer));
+    CHECK_OK(br_swap_from_memory(e, "a", value, n, NULL, 2, 0, &answer));
+    CHECK_FAILS(br_swap_ipc(e, "a", 0, &nobody), BR_E_ARG);
+    swap_commit(e, 2, BR_SWAP_STOP, BR_SWAP_COMMITTED); /* it was not dropped */
+    CHECK_OK(br_swap_begin(e, "a", 3, 0, &answer));
     CHECK_FAILS(br_swap_ipc(e, "a", 0, &nobody), BR_E_UNSUPPORTED);
     CHECK_FAILS(br_swap_end(e, "a", wanted), BR_E_ARG); /* it was dropped */
     swap_close_sets(set);

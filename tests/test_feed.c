@@ -1,9 +1,11 @@
 /* A feed of values on a device that does nothing before somebody waits for it, each lane by itself, as late as a GPU may: when a flush
  * returns, all is in its place and nothing reads the caller's values any more, also where a call failed. */
 #include "br_hash.h"
+#include "config_json.h"
 #include "device_parts.h"
+#include "init_presets.h"
 #include "test_support.h"
-#include "ws_feed.h"
+#include "ws_stage.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -201,11 +203,185 @@ START_TEST(after_a_failure_nothing_is_under_way) {
 }
 END_TEST
 
+/* ---- two names, one feed ------------------------------------------------------------------------------------------------------ */
+
+enum { NAMES = 2, TENSORS_MAX = 512 };
+
+typedef struct named {
+    ws_feed *feed;
+    ws_stage *stage;
+    uint16_t *value[TENSORS_MAX], *place[2][TENSORS_MAX]; /* place: by way, map and half */
+    br_digest digest;
+} named;
+
+static br_config config;
+static lora_scale plan[TENSORS_MAX];
+static int uploads_to_failure; /* 0: none. That call alone fails: a GPU that refuses one call goes on */
+
+static br_status refusing_upload(br_device *device, void *dst, const void *src, size_t bytes) {
+    if (uploads_to_failure > 0 && --uploads_to_failure == 0)
+        return br_fail(BR_E_DEVICE, "one call is refused");
+    return late_copy(device, dst, src, bytes);
+}
+
+static br_status named_begin(void *context, int32_t way, const lora_scale *scale) {
+    (void)context;
+    (void)way;
+    (void)scale;
+    return BR_OK;
+}
+
+static br_status named_put(void *context, int32_t way, const ws_tensor *t, const uint16_t *value, int32_t stays, const ws_seen *seen) {
+    named *n = context;
+    uint16_t *at = n->place[way][2 * t->map + t->is_b];
+    const br_view view = {.n_row = t->n_row, .n_col = t->n_col, .part[0] = {.at = at, .row = t->n_col, .col = 1, .n_row = t->n_row}};
+    return ws_feed_write(n->feed, &view, value, stays, seen);
+}
+
+static br_status named_flush(void *context) {
+    return ws_feed_flush(((named *)context)->feed);
+}
+
+static void names_open(rig *r, named name[NAMES], const device_ops *ops) {
+    static const char ONE_CLASS[] = "{\"r\": 4, \"lora_alpha\": 8, \"target_modules\": [\"o_proj\", \"q_proj\"]}";
+    br_device kind = {.op = ops};
+    n_lane = 0;
+    CHECK_OK(late_lane(&kind, &r->device));
+    CHECK_OK(br_pool_open(2, &r->pool));
+    CHECK_OK(br_config_parse("pico", init_preset_find("pico")->config_json, strlen(init_preset_find("pico")->config_json), &config));
+    ck_assert_int_le(2 * lora_map_count(&config), TENSORS_MAX);
+    CHECK_OK(lora_plan_parse(&config, "test", ONE_CLASS, strlen(ONE_CLASS), plan));
+    CHECK_OK(ws_feed_open(r->device, r->pool, 4096, 64, &r->feed));
+    for (int k = 0; k < NAMES; k++) {
+        const ws_options o = {.name = k ? "B" : "A", .config = &config, .rank_max = 4, .next = plan,
+                              .target = {.context = &name[k], .begin = named_begin, .put = named_put, .flush = named_flush}};
+        lora_text text;
+        name[k] = (named){.feed = r->feed};
+        CHECK_OK(ws_open(&o, &name[k].stage));
+        CHECK_OK(lora_text_open(&config, &text));
+        lora_text_set(&text, &config, plan);
+        for (int64_t i = 0; i < ws_manifest_of(name[k].stage)->n_tensor; i++) {
+            const ws_tensor t = ws_manifest_at(ws_manifest_of(name[k].stage), i);
+            const size_t bytes = ws_tensor_bytes(&t);
+            name[k].value[i] = malloc(bytes);
+            for (int way = 0; way < 2; way++)
+                name[k].place[way][2 * t.map + t.is_b] = calloc(1, bytes);
+            for (size_t e = 0; e < bytes / 2; e++)
+                name[k].value[i][e] = (uint16_t)(test_mix((uint64_t)(i + 1) << 32 | e << 1 | (unsigned)k) & 0xbfff);
+            lora_text_put(&text, i / 2, i % 2, br_hash_bytes(name[k].value[i], bytes));
+        }
+        name[k].digest = lora_text_digest(&text);
+        lora_text_close(&text);
+    }
+}
+
+static void names_close(rig *r, named name[NAMES]) {
+    for (int k = 0; k < NAMES; k++) {
+        ws_close(name[k].stage);
+        for (int i = 0; i < TENSORS_MAX; i++) {
+            free(name[k].value[i]);
+            free(name[k].place[0][i]);
+            free(name[k].place[1][i]);
+        }
+    }
+    ws_feed_close(r->feed);
+    br_device_close(r->device);
+    br_pool_close(r->pool);
+}
+
+static br_status send_one(named *n, int64_t i, int32_t stays) {
+    const ws_tensor t = ws_manifest_at(ws_manifest_of(n->stage), i);
+    return stays ? ws_whole(n->stage, i, n->value[i]) : ws_chunk(n->stage, i, 0, n->value[i], ws_tensor_bytes(&t));
+}
+
+static void begin_next(named *n) {
+    br_swap_answer answer;
+    CHECK_OK(ws_begin(n->stage, ws_status_of(n->stage).live_version + 1, 0, 0, &answer));
+}
+
+/* What it says it holds is what lies there. */
+static void end_and_check(named *n) {
+    br_swap_answer answer;
+    CHECK_OK(ws_end(n->stage, &n->digest));
+    CHECK_OK(ws_commit(n->stage, ws_status_of(n->stage).version, 0, &answer));
+    for (int64_t i = 0; i < ws_manifest_of(n->stage)->n_tensor; i++) {
+        const ws_tensor t = ws_manifest_at(ws_manifest_of(n->stage), i);
+        ck_assert_mem_eq(n->place[ws_status_of(n->stage).live_way][2 * t.map + t.is_b], n->value[i], ws_tensor_bytes(&t));
+    }
+}
+
+/* Tensors of both in turn; one is dropped and begun again while the other comes in. */
+START_TEST(two_names_share_a_feed) {
+    static named name[NAMES];
+    rig r;
+    names_open(&r, name, &LATE_OPS);
+    const int64_t n = ws_manifest_of(name[0].stage)->n_tensor;
+    for (int64_t drop_at = 0; drop_at <= n; drop_at++) {
+        begin_next(&name[0]);
+        begin_next(&name[1]);
+        for (int64_t i = 0; i < n; i++) {
+            if (i == drop_at && drop_at % 2)
+                ws_abort(name[0].stage);
+            if (i == drop_at && drop_at % 2 == 0)
+                CHECK_FAILS(ws_chunk(name[0].stage, -1, 0, "", 1), BR_E_FORMAT);
+            if (i == drop_at)
+                begin_next(&name[0]);
+            CHECK_OK(send_one(&name[0], i < drop_at ? i : n - 1 - (i - drop_at), i % 2));
+            CHECK_OK(send_one(&name[1], i, i % 3 != 0));
+        }
+        end_and_check(&name[1]);
+        for (int64_t i = 0; i < drop_at && drop_at < n; i++)
+            CHECK_OK(send_one(&name[0], i, 1));
+        end_and_check(&name[0]);
+        for (int i = 0; i < n_lane; i++) /* all is done: the lists begin anew */
+            lane_of[i]->n = lane_of[i]->done = lane_of[i]->marked = 0;
+    }
+    names_close(&r, name);
+}
+END_TEST
+
+/* A call that the device refuses at one name costs the other values as well: that one is told so and never goes live with what lay there. */
+START_TEST(what_was_lost_at_another_name_is_no_version) {
+    device_ops ops = LATE_OPS;
+    ops.upload = refusing_upload;
+    int n_lost = 0;
+    for (int at = 1, n_refused = 1; n_refused > 0; at++) {
+        static named name[NAMES];
+        rig r;
+        names_open(&r, name, &ops);
+        const int64_t n = ws_manifest_of(name[0].stage)->n_tensor;
+        br_status status[NAMES] = {BR_OK, BR_OK};
+        begin_next(&name[0]);
+        begin_next(&name[1]);
+        uploads_to_failure = at;
+        for (int64_t i = 0; i < n; i++)
+            for (int k = 0; k < NAMES; k++)
+                status[k] = status[k] == BR_OK ? send_one(&name[k], i, 1) : status[k];
+        for (int k = 0; k < NAMES; k++)
+            status[k] = status[k] == BR_OK ? ws_end(name[k].stage, NULL) : status[k];
+        n_refused = uploads_to_failure == 0;
+        uploads_to_failure = 0;
+        for (int k = 0; k < NAMES; k++) {
+            ck_assert(status[k] == BR_OK || status[k] == BR_E_DEVICE);
+            for (int64_t i = 0; i < n && status[k] == BR_OK; i++) {
+                const ws_tensor t = ws_manifest_at(ws_manifest_of(name[k].stage), i);
+                ck_assert_mem_eq(name[k].place[!ws_status_of(name[k].stage).live_way][2 * t.map + t.is_b], name[k].value[i], ws_tensor_bytes(&t));
+            }
+            n_lost += status[k] != BR_OK && strstr(br_last_error(), "lost on their way") != NULL;
+        }
+        names_close(&r, name);
+    }
+    ck_assert_int_gt(n_lost, 0);
+}
+END_TEST
+
 Suite *test_feed_suite(void) {
     Suite *suite = suite_create("feed");
     TCase *tcase = tcase_create("feed");
     tcase_add_test(tcase, all_is_in_its_place_after_a_flush);
     tcase_add_test(tcase, after_a_failure_nothing_is_under_way);
+    tcase_add_test(tcase, two_names_share_a_feed);
+    tcase_add_test(tcase, what_was_lost_at_another_name_is_no_version);
     suite_add_tcase(suite, tcase);
     return suite;
 }

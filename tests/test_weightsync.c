@@ -303,6 +303,29 @@ START_TEST(ends_are_refused_with_a_sentence) {
 }
 END_TEST
 
+/* Long tensors come in first, but of several that are not finite the first of the manifest is named. */
+START_TEST(the_first_bad_tensor_is_named) {
+    br_swap_answer answer;
+    begin();
+    lora_plan_all(&t.config, (lora_scale){.rank = RANK, .alpha = ALPHA}, t.plan);
+    CHECK_OK(ws_define(t.stage, t.plan));
+    make_values(1);
+    const ws_manifest *m = ws_manifest_of(t.stage);
+    int64_t k = 0;
+    while (k < m->n_tensor - 2 && m->order[k] < m->order[k + 1])
+        k++;
+    const int32_t second = m->order[k], first = m->order[k + 1];
+    ck_assert_int_lt(first, second);
+    char name[BR_NAME_BYTES];
+    t.value[first][3] = t.value[second][1] = 0x7f80;
+    ws_manifest_name(m, first, name);
+    CHECK_FAILS(ws_from_memory(t.stage, (const uint16_t *const *)t.value, m->n_tensor, NULL, 0, 0, 0, &answer), BR_E_FORMAT);
+    ck_assert_msg(strstr(br_last_error(), name) && strstr(br_last_error(), "element 3 is NaN"), "%s: wanted %s", br_last_error(), name);
+    ck_assert_int_eq(ws_status_of(t.stage).state, BR_SWAP_IDLE);
+    end();
+}
+END_TEST
+
 START_TEST(versions_follow_each_other) {
     br_swap_answer answer;
     begin();
@@ -479,6 +502,7 @@ Suite *test_weightsync_suite(void) {
     tcase_add_test(tcase, every_call_in_every_state);
     tcase_add_test(tcase, chunks_are_refused_with_a_sentence);
     tcase_add_test(tcase, ends_are_refused_with_a_sentence);
+    tcase_add_test(tcase, the_first_bad_tensor_is_named);
     tcase_add_test(tcase, versions_follow_each_other);
     tcase_add_test(tcase, any_cut_into_chunks_gives_the_same);
     tcase_add_test(tcase, a_narrower_version_leaves_nothing_behind);

@@ -28,8 +28,8 @@ void ws_feed_close(ws_feed *feed); /* NULL is a no-op */
  * for each other, so that views of two writes without a flush between them do not overlap. value: dense, 2-byte aligned, host or device memory.
  * stays 1: it is as it is until the next flush; 0: read before the call returns. seen: NULL: nobody; told at the next flush at the latest. */
 br_status ws_feed_write(ws_feed *feed, const br_view *to, const uint16_t *value, int32_t stays, const ws_seen *seen);
-/* Waits until all of this is done and told; where it fails, nothing of it is under way any more either. After a write that failed the results of
- * some writes before it never come, whatever this returns. */
+/* Waits until all of this is done and told; where it fails, nothing of it is under way any more either. Due after a write that failed, too. After
+ * a failure of either, values and results of some writes before it never come, whoever wrote them, whatever later flushes return. */
 br_status ws_feed_flush(ws_feed *feed);
 
 #endif

@@ -23,6 +23,7 @@ struct ws_stage {
     int32_t live_way, has_effect;
     uint32_t flags;
     int64_t live_version, version, n_whole;
+    int64_t n_seen;     /* tensors that somebody looked at where they lie */
     int64_t bad_tensor; /* the first that is not finite; -1: none so far */
     uint32_t bad_element;
     int64_t part_tensor; /* -1: none is under way */
@@ -195,6 +196,7 @@ br_status ws_begin(ws_stage *s, int64_t version, uint32_t flags, int32_t n_old, 
     s->flags = flags;
     s->has_effect = 0;
     s->bad_tensor = -1;
+    s->n_seen = 0;
     *answer = BR_SWAP_DONE;
     return BR_OK;
 }
@@ -216,6 +218,7 @@ static void look(const uint16_t *value, int64_t n, br_seen *seen) {
 /* What lies where tensor i went. */
 static void take_seen(void *context, int64_t i, const br_seen *seen) {
     ws_stage *s = context;
+    s->n_seen++;
     if (seen->first_bad != UINT32_MAX && (s->bad_tensor < 0 || i < s->bad_tensor)) {
         s->bad_tensor = i;
         s->bad_element = seen->first_bad;
@@ -240,7 +243,8 @@ static br_status take_whole(ws_stage *s, int64_t i, const ws_tensor *t, const ui
         br_seen seen;
         look(value, (int64_t)t->n_row * t->n_col, &seen);
         take_seen(s, i, &seen);
-        BR_TRY(check_finite(s));
+        if (!stays) /* of what comes all at once, the first of all is named, whatever the order */
+            BR_TRY(check_finite(s));
     }
     s->written[way][t->map] = 1;
     BR_TRY(s->target.put(s->target.context, way, t, value, stays, &told));
@@ -328,6 +332,14 @@ static br_status check_all_whole(const ws_stage *s) {
     return BR_OK;
 }
 
+/* Where several names share a feed, a failure at one of them may cost others their values. */
+static br_status check_all_seen(const ws_stage *s) {
+    if (s->n_seen == s->next.n_tensor)
+        return BR_OK;
+    return br_fail(BR_E_DEVICE, "%lld of %lld tensors were lost on their way when the device failed at another adapter: send the version again",
+                   (long long)(s->next.n_tensor - s->n_seen), (long long)s->next.n_tensor);
+}
+
 /* Maps that this version leaves alone but an earlier one in this place did not. */
 static br_status clear_left_alone(ws_stage *s) {
     const int32_t way = !s->live_way;
@@ -353,6 +365,7 @@ static br_status take_end(ws_stage *s, const br_digest *expected) {
     memcpy(s->plan[!s->live_way], s->next.plan, (size_t)s->next.n_map * sizeof *s->next.plan);
     BR_TRY(flush(s));
     BR_TRY(check_finite(s));
+    BR_TRY(check_all_seen(s));
     if (!s->has_effect && !(s->flags & BR_SWAP_INITIAL))
         return br_fail(BR_E_FORMAT, "every B or its alpha is zero: expected an adapter that has an effect, or the flag initial at version 0");
     s->digest = lora_text_digest(&s->next.text);

@@ -71,13 +71,16 @@ static br_status feed_put(void *context, int32_t way, const ws_tensor *tensor, c
     return BR_OK;
 }
 
-/* Also lets go of what other processes share: all that was read is read. */
+/* What other processes share. Nothing may still be reading it. */
+static void let_go(br_engine *e) {
+    for (engine_swap *swap = e->swap; swap->n_shared > 0; swap->n_shared--)
+        br_device_unimport(e->loaded.device, swap->shared[swap->n_shared - 1].base);
+}
+
 static br_status feed_flush(void *context) {
     const swap_name *s = context;
-    engine_swap *swap = s->engine->swap;
-    const br_status status = ws_feed_flush(swap->feed);
-    for (; swap->n_shared > 0; swap->n_shared--)
-        br_device_unimport(s->engine->loaded.device, swap->shared[swap->n_shared - 1].base);
+    const br_status status = ws_feed_flush(s->engine->swap->feed);
+    let_go(s->engine);
     return status;
 }
 
@@ -171,8 +174,10 @@ void engine_swap_close(br_engine *e) {
         for (int32_t way = 0; way < BR_MODEL_WAYS; way++)
             adapter_image_close(e->swap->name[i].image[way]);
     }
-    if (e->swap)
+    if (e->swap) {
         ws_feed_close(e->swap->feed);
+        let_go(e);
+    }
     br_mem_free(e->swap);
 }
 
@@ -347,6 +352,8 @@ br_status br_swap_ipc(br_engine *e, const char *adapter, int64_t tensor, const b
     swap_name *s;
     void *base = NULL;
     BR_TRY(find(e, adapter, &s));
+    if (ws_status_of(s->stage).state != BR_SWAP_RECEIVING)
+        return ws_whole(s->stage, tensor, NULL); /* refuses it; what is prepared stays */
     const br_status status = share(e, from->handle, &base);
     if (status != BR_OK) {
         ws_abort(s->stage);

@@ -72,9 +72,12 @@ cases_of() { # of a suite, by the function that makes it
 }
 
 suites=${SUITES:-$(sed -n 's/^SUITE(\(.*\))$/\1/p' "$here/cuda_suites.h" | grep -vx linear_table)}
+for suite in $suites; do
+    [ -n "$(cases_of "$suite")" ] || die "there is no suite '$suite': expected SUITES, names out of cuda_suites.h"
+done
 for tool in "$@"; do
     for suite in $suites; do
         [ "$tool" != racecheck ] && printf '%s %s\n' "$tool" "$suite" && continue
         cases_of "$suite" | sed "s/^/$tool $suite /"
     done
-done | xargs -P "${JOBS:-6}" -L 1 bash -c 'one "$@"' one
+done | xargs -P "${JOBS:-6}" -L 1 bash -c 'one "$@"' one || exit 1
