@@ -289,8 +289,9 @@ enum { SOON = 3000, GONE = RIG_DEAD_MS - 300 /* found by the stream's end, not b
 #define ALL_STATES(name, act, code, over) {name, act, AT_GREETING, TB_ERROR, code, -1, 0, 4, SOON, over}, OPEN_STATES(name, act, code, over)
 /* The peer is gone, or says that it goes. */
 #define ENDS(name, act, answer, exit_code, deadline, over) \
-    {name, act, AT_GREETING, answer, 0, -1, 0, exit_code, deadline, over}, {name, act, AT_IDLE, answer, 0, -1, 0, exit_code, deadline, over}, \
-    {name, act, AT_RECEIVING, answer, 0, -1, 0, exit_code, deadline, over}, \
+    {name, act, AT_GREETING, answer, 0, -1, 0, exit_code, deadline, over}, ENDS_OPEN(name, act, answer, exit_code, deadline, over)
+#define ENDS_OPEN(name, act, answer, exit_code, deadline, over) \
+    {name, act, AT_IDLE, answer, 0, -1, 0, exit_code, deadline, over}, {name, act, AT_RECEIVING, answer, 0, -1, 0, exit_code, deadline, over}, \
     {name, act, AT_PREPARED, answer, 0, -1, 0, exit_code, deadline, over}, \
     {name, act, AT_COMMITTING, answer, 0, -1, 1, exit_code, deadline, over}
 /* A transfer that is refused: the connection goes on, version 0 serves. */
@@ -329,7 +330,8 @@ const tb_fault tb_faults[] = {
     {"another base model", act_differs, AT_GREETING, TB_ERROR, TB_DIFFERS, -1, 0, 5, SOON, OVER_ALL},
     ENDS("disconnect", act_close, 0, 3, GONE, OVER_LOOPBACK | OVER_SOCKET),
     ENDS("silence", act_silence, 0, 3, DEAD, OVER_SOCKET | OVER_MPI),
-    ENDS("BYE", act_bye, TB_BYE, 0, SOON, OVER_ALL),
+    ENDS_OPEN("BYE", act_bye, TB_BYE, 0, SOON, OVER_ALL),
+    {"BYE in place of a greeting", act_bye, AT_GREETING, TB_ERROR, TB_BAD_STATE, -1, 0, 4, SOON, OVER_ALL},
     REFUSED("a chunk out of range", act_out_of_range, AT_RECEIVING, TB_BAD_TENSOR),
     REFUSED("a chunk whose offset wraps", act_offset_wraps, AT_RECEIVING, TB_BAD_TENSOR),
     REFUSED("a chunk of no tensor", act_far_tensor, AT_RECEIVING, TB_BAD_TENSOR),

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -225,6 +226,19 @@ START_TEST(two_writers_do_not_take_each_others_file) {
     CHECK_OK(rollout_close(second));
     ck_assert_int_eq(expect_prefix(path, &meta), 1);
     ck_assert(!br_file_exists(fake_path("a.h5.part")));
+}
+END_TEST
+
+/* What is in the way is named, and it is not the file that was asked for. */
+START_TEST(a_folder_in_the_way_is_named) {
+    const rollout_meta meta = fake_meta("rollout", "s");
+    rollout_writer *w;
+    const char *part = fake_path("way.h5.part");
+    ck_assert_int_eq(mkdir(part, 0777), 0);
+    CHECK_FAILS(rollout_create(fake_path("way.h5"), &meta, &w), BR_E_IO);
+    ck_assert_msg(strstr(br_last_error(), "way.h5.part: cannot ") != NULL, "%s", br_last_error());
+    ck_assert_msg(strstr(br_last_error(), strerror(EISDIR)) != NULL, "%s", br_last_error());
+    ck_assert_int_eq(rmdir(part), 0);
 }
 END_TEST
 
@@ -525,6 +539,7 @@ Suite *test_rollout_suite(void) {
     tcase_add_test(contents, append_refuses_what_is_out_of_range);
     tcase_add_test(contents, only_commits_are_visible);
     tcase_add_test(contents, two_writers_do_not_take_each_others_file);
+    tcase_add_test(contents, a_folder_in_the_way_is_named);
     tcase_add_test(contents, a_sealed_thread_may_write);
     tcase_add_test(contents, the_commit_record_lies_in_one_page);
     tcase_add_test(contents, memory_that_runs_out_is_a_status);

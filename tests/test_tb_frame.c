@@ -353,6 +353,25 @@ START_TEST(test_hello_names_adapters_that_differ) {
 }
 END_TEST
 
+/* A trainer that waits for the greeting takes a worker's BYE for what it says. */
+START_TEST(test_a_worker_may_end_before_it_greets) {
+    tb_channel c = {.opt = {.me = rig_hello(TB_TRAINER), .session = 77, .dead_ms = RIG_DEAD_MS, .grant_bytes = RIG_GRANT_BYTES}};
+    tb_buffer out = {0};
+    tb_header h = {.type = TB_BYE, .session = 77};
+    tb_message m = {.bye = {.text = tb_text_of("")}};
+    unsigned char head[TB_HEADER_BYTES];
+    tb_channel_open(&c, 0);
+    tb_message_encode(TB_BYE, &m, &out);
+    tb_header_seal(&h, out.bytes, out.n, head);
+    ck_assert_int_eq(tb_channel_receive(&c, 0, &h, out.bytes, out.n, &m), 0);
+    ck_assert_int_eq(c.phase, TB_CLOSED);
+    ck_assert_int_eq(c.end, TB_OK);
+    ck_assert_str_eq(c.sentence, "the peer said BYE");
+    tb_buffer_close(&out);
+    tb_channel_free(&c);
+}
+END_TEST
+
 Suite *test_tb_frame_suite(void) {
     Suite *s = suite_create("tb_frame");
     TCase *t = tcase_create("frames");
@@ -371,6 +390,7 @@ Suite *test_tb_frame_suite(void) {
     tcase_add_test(t, test_random_bytes);
     tcase_add_test(t, test_buffer_fails_for_good);
     tcase_add_test(t, test_hello_names_adapters_that_differ);
+    tcase_add_test(t, test_a_worker_may_end_before_it_greets);
     suite_add_tcase(s, t);
     return s;
 }

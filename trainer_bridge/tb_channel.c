@@ -195,7 +195,9 @@ static tb_code check_frame(const tb_channel *c, const tb_header *header, const v
     if (header->session == 0 || (c->session && header->session != c->session))
         return tb_fail(TB_BAD_SESSION, "%s is of session %016llx, this one is %016llx", spec->name, (unsigned long long)header->session,
                        (unsigned long long)c->session);
-    if ((c->phase == TB_GREETING) != greets && header->type != TB_ERROR && header->type != TB_BYE)
+    /* Either side may say why it does not greet, and a worker that it ends; a trainer that said no HELLO has nothing to end as agreed. */
+    const int ends = header->type == TB_ERROR || (header->type == TB_BYE && (c->phase == TB_OPEN || me == TB_TRAINER));
+    if ((c->phase == TB_GREETING) != greets && !ends)
         return tb_fail(TB_BAD_STATE, c->phase == TB_GREETING ? "%s came before the greeting" : "%s came a second time", spec->name);
     return TB_OK;
 }

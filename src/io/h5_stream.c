@@ -9,15 +9,19 @@
 #include <unistd.h>
 
 /* Remembers the first failure: the writer then only closes. The disk's own reason comes before what HDF5 made of it. */
-static br_status failed(h5_stream *s, const char *doing) {
+static br_status failed_at(h5_stream *s, const char *path, const char *doing) {
     if (s->failed != BR_OK)
         return s->failed;
     if (s->disk.error)
-        s->failed = br_fail(s->disk.error == ENOMEM ? BR_E_NOMEM : BR_E_IO, "%s: cannot write (%s): %s", s->path, doing,
+        s->failed = br_fail(s->disk.error == ENOMEM ? BR_E_NOMEM : BR_E_IO, "%s: cannot write (%s): %s", path, doing,
                             strerror(s->disk.error));
     else
-        s->failed = h5_fail(BR_E_IO, s->path, "%s", doing);
+        s->failed = h5_fail(BR_E_IO, path, "%s", doing);
     return s->failed;
+}
+
+static br_status failed(h5_stream *s, const char *doing) {
+    return failed_at(s, s->path, doing);
 }
 
 static br_status check_disk(h5_stream *s, const char *doing) {
@@ -122,7 +126,7 @@ br_status h5_stream_create(h5_stream *s, const char *path, int packed, const h5_
     unlink(part); /* one that another process still writes stays its own: bytes of two never mix */
     s->file = h5_disk_create(part, !packed, &s->disk);
     if (s->file < 0)
-        return failed(s, "create the file");
+        return failed_at(s, part, "create the file");
     return create_commit(s);
 }
 

@@ -10,6 +10,7 @@ import torch
 
 import rig
 from bitroll import abi, wire
+from bitroll.digests import digest_of_bits
 from bitroll.rows import Rows
 
 
@@ -47,6 +48,16 @@ class Layout(unittest.TestCase):
                            (lambda: abi.array("token", ctypes.c_int32, [1 << 31]), f"token {1 << 31}: expected ")):
             with self.assertRaisesRegex(abi.Error, re.escape(said)):
                 make()
+        for make, said in ((lambda: setattr(made, "step", 1.5), "step 1.5: expected a whole number, "),
+                           (lambda: setattr(made, "step", None), "step None: expected a whole number, "),
+                           (lambda: abi.array("token", ctypes.c_int32, [1, 2.5, 3]), "token 2.5: expected a whole number, "),
+                           (lambda: abi.array("token", ctypes.c_int32, [1, float("nan"), 7]), "token nan: expected a whole number, "),
+                           (lambda: abi.array("token", ctypes.c_int32, [1, "2", 3]), "token '2': expected a whole number, "),
+                           (lambda: abi.array("token", ctypes.c_int32, torch.tensor([1.0])), "token tensor(1.): expected a whole number, "),
+                           (lambda: digest_of_bits(rig.LIBRARY, [7, 1 << 32]), f"log-prob {1 << 32}: expected 0 to {(1 << 32) - 1}")):
+            with self.assertRaisesRegex(ValueError, re.escape(said)):
+                make()
+        self.assertEqual(abi.array("token", ctypes.c_int32, numpy.array([3, -4]))[:], [3, -4])
         made.step = (1 << 63) - 1
         self.assertEqual(made.step, (1 << 63) - 1)
 

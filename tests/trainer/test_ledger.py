@@ -98,6 +98,15 @@ class Written(unittest.TestCase):
                 ledger.append(rollout=bits, again=[[0xBF800000] * 4], update=bits, **one)
             with self.assertRaisesRegex(abi.Error, "7fc00000: expected a number in a scored slot"):
                 ledger.append(rollout=bits, again=[[0xBF800000, UNSCORED]], update=bits, **one)
+            for name, value, said in (("rollout", 1 << 40, f"{1 << 40}: expected 0 to"), ("again", -1, "-1: expected 0 to"),
+                                      ("update", -0.5, "-0.5: expected a whole number")):
+                with self.assertRaisesRegex(ValueError, f"^uid 'turns', sample 0: log-prob of {name} {said}"):
+                    ledger.append(**{"rollout": bits, "again": bits, "update": bits, name: [[0xBF800000, value]]}, **one)
+            for tokens, said in (([7, 8, 9, 1 << 33], f"^token {1 << 33}: expected"), ([7, 8.5, 9, 10], "^token 8.5: expected a whole number")):
+                text.tokens = tokens
+                with self.assertRaisesRegex(ValueError, said):
+                    ledger.append(rollout=bits, again=bits, update=bits, **one)
+            text.tokens = [7, 8, 9, 10]
             self.assertEqual(ledger.append(rollout=bits, again=bits, update=bits, **one).n_compared, 2)
         self.assertEqual(verify(path)[0], 0)
 

@@ -163,14 +163,11 @@ class ManyRuns(unittest.TestCase):
             folder = run_folder(name)
             with open(os.path.join(folder, "run.yaml"), "w", encoding="utf-8") as file:
                 file.write(settings)
-            with contextlib.redirect_stderr(io.StringIO()) as said, self.assertRaises(SystemExit) as end:
-                sys.argv = ["report", folder]
-                report.main()
-            self.assertEqual(end.exception.code, 2)
+            with contextlib.redirect_stderr(io.StringIO()) as said:
+                self.assertEqual(report.main([folder]), 2)
             self.assertIn(sentence, said.getvalue())
         with contextlib.redirect_stderr(io.StringIO()) as said, self.assertRaises(SystemExit):
-            sys.argv = ["report", "a", "b"]
-            report.main()
+            report.main(["a", "b"])
         self.assertIn("--out DIR is needed", said.getvalue())
 
     def test_a_python_whose_matplotlib_is_broken(self):

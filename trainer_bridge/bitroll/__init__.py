@@ -12,6 +12,7 @@
     tensors, names, peft      checkpoints, one table of names, PEFT folders
     refusals    settings and states that are refused by name
     stage_hash, dump          the lines of `bitroll dump --stage-hash` from a forward of this package; python -m bitroll.dump
+    program     how programs of this package end: a sentence and an exit status
     libraries   what is said of one that is missing or broken
     importers   log-prob dumps of other stacks, for bitroll parity --foreign; never load libbitroll
     values      tensors on their way out of torch

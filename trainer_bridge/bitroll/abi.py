@@ -37,22 +37,33 @@ class Error(RuntimeError):
         self.status = status
 
 
+class Unfit(Error, ValueError):
+    """A number that its place in C does not hold."""
+
+
 def fitting(name, kind, value):
     """value, on its way to a C number of the type `kind`: one that is too large for it ctypes would cut without a word, numpy's and torch's
     as well."""
-    if kind in WHOLE and hasattr(value, "__index__"):
-        least, most = WHOLE[kind]
-        value = operator.index(value)
-        if not least <= value <= most:
-            raise Error(CONSTANTS["BR_E_ARG"], f"{name} {value}: expected {least} to {most}")
-    return value
+    if kind not in WHOLE:
+        return value
+    least, most = WHOLE[kind]
+    try:
+        whole = operator.index(value)
+    except TypeError:
+        raise Unfit(CONSTANTS["BR_E_ARG"], f"{name} {value!r:.80}: expected a whole number, {least} to {most}") from None
+    if not least <= whole <= most:
+        raise Unfit(CONSTANTS["BR_E_ARG"], f"{name} {whole}: expected {least} to {most}")
+    return whole
 
 
 def array(name, kind, values):
     """A C array of whole numbers."""
-    for end in (min(values), max(values)) if values else ():
-        fitting(name, kind, end)
-    return (kind * len(values))(*values)
+    try:
+        for end in (min(values), max(values)) if len(values) else ():
+            fitting(name, kind, end)
+        return (kind * len(values))(*values)
+    except TypeError:  # of one among them that is no whole number
+        return (kind * len(values))(*(fitting(name, kind, value) for value in values))
 
 
 class Struct(ctypes.Structure):

@@ -1,5 +1,5 @@
 """What the two sides compare, computed from the caller's own values: XXH3-128 as text, 32 hex digits."""
-import array
+import ctypes
 import struct
 
 import torch
@@ -19,7 +19,7 @@ def packed(digest):
 
 def digest_of_bits(library, bits):
     """XXH3-128, as text, of log-prob bits as little-endian words: what a certificate is."""
-    return abi.text_of(library.hash(array.array("I", bits).tobytes()))
+    return abi.text_of(library.hash(bytes(abi.array("log-prob", ctypes.c_uint32, bits))))
 
 
 def adapter_digest(library, names, tensors, settings):

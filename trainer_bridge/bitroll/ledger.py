@@ -30,7 +30,8 @@ def _slots(text, mask, bits, what):
     if len(bits) != sum(mask):
         raise ValueError(f"uid '{text.uid}', sample {text.sample}: {len(bits)} log-probs of {what}: expected {sum(mask)}, one a sampled token")
     following = iter(bits)
-    return (ctypes.c_uint32 * len(mask))(*(next(following) & 0xFFFFFFFF if sampled else UNSCORED for sampled in mask))
+    return abi.array(f"uid '{text.uid}', sample {text.sample}: log-prob of {what}", ctypes.c_uint32,
+                     [next(following) if sampled else UNSCORED for sampled in mask])
 
 
 def n_step_of(library, path):

@@ -71,6 +71,12 @@ def megatron(source):
     parallel({kind: size(kind) for kind in PARALLEL})
 
 
+def machine(backend):
+    """backend: of settings or an argument."""
+    if backend == "cuda" and not torch.cuda.is_available():
+        raise Refused("backend cuda: torch finds no GPU on this machine: give --backend oracle")
+
+
 def forward():
     """The state of this thread that would change a forward's bits, or that a forward cannot run in."""
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):

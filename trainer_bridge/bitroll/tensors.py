@@ -1,6 +1,8 @@
 """Tensors in files, safetensors: a checkpoint folder's by their names, mapped, not read; and files written anew."""
 import json
+import math
 import mmap
+import operator
 import os
 
 import torch
@@ -16,8 +18,7 @@ class Checkpoint:
         self.dir = model_dir
         index = os.path.join(model_dir, "model.safetensors.index.json")
         if os.path.exists(index):
-            with open(index, encoding="utf-8") as file:
-                shards = sorted(set(json.load(file)["weight_map"].values()))
+            shards = _shards(index)
         else:
             shards = ["model.safetensors"]
         self.tensors = {}
@@ -36,25 +37,60 @@ class Checkpoint:
         return self.prefix + name in self.tensors
 
 
+def _object(path, text):
+    """What JSON says, if it is an object."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: expected a JSON object, found {type(found).__name__}")
+    return found
+
+
+def read_json(path):
+    with open(path, "rb") as file:
+        return _object(path, file.read())
+
+
+def _shards(path):
+    """Names of the files of an index."""
+    names = read_json(path).get("weight_map")
+    if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
+        raise ValueError(f"{path}: expected a weight_map of names of files")
+    return sorted(set(names.values()))
+
+
+def _entry(path, name, entry, n_data):
+    """(dtype, shape, count, first byte) of a tensor in a file with so many bytes behind its header."""
+    try:
+        dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        count = math.prod(map(operator.index, shape))
+        fits = min(shape, default=0) >= 0 and 0 <= begin <= end <= n_data
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{path}: {name}: expected a dtype, a shape and two data_offsets") from None
+    if not isinstance(dtype, str) or dtype not in DTYPE:
+        raise ValueError(f"{path}: {name}: dtype {dtype!r:.80}: expected one of {', '.join(DTYPE)}")
+    if not fits or end - begin != count * DTYPE[dtype].itemsize:
+        raise ValueError(f"{path}: {name} of shape {shape} has bytes {begin} to {end}")
+    return DTYPE[dtype], shape, count, begin
+
+
 def read_safetensors(path):
     """{name: tensor} over the mapped file."""
     with open(path, "rb") as file:
+        n_file = os.fstat(file.fileno()).st_size
+        n_header = int.from_bytes(file.read(8), "little")
+        if n_file < 8 or n_header > n_file - 8:
+            raise ValueError(f"{path}: a header of {n_header} bytes in a file of {n_file}")
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # copy on write: torch has no read-only tensors
-    n_header = int.from_bytes(mapped[:8], "little")
-    if n_header > len(mapped) - 8:
-        raise ValueError(f"{path}: a header of {n_header} bytes in a file of {len(mapped)}")
     tensors = {}
-    for name, entry in json.loads(mapped[8 : 8 + n_header]).items():
+    for name, entry in _object(path, mapped[8 : 8 + n_header]).items():
         if name == "__metadata__":
             continue
-        begin, end = entry["data_offsets"]
-        count, dtype = 1, DTYPE[entry["dtype"]]
-        for size in entry["shape"]:
-            count *= size
-        if end - begin != count * dtype.itemsize or 8 + n_header + end > len(mapped):
-            raise ValueError(f"{path}: {name} of shape {entry['shape']} has bytes {begin} to {end}")
+        dtype, shape, count, begin = _entry(path, name, entry, n_file - 8 - n_header)
         flat = torch.frombuffer(mapped, dtype=dtype, count=count, offset=8 + n_header + begin) if count else torch.empty(0, dtype=dtype)
-        tensors[name] = flat.view(entry["shape"])
+        tensors[name] = flat.view(shape)
     return tensors
 
 

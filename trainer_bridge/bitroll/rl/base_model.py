@@ -1,15 +1,14 @@
 """The base of the arithmetic runs as it is kept: a preset's random checkpoint by its seed, and over it the tensors that training changed.
 
     python -m bitroll.rl.base_model [--from DIR] --out DIR      builds the checkpoint folder and checks its digest"""
-import argparse
 import glob
 import json
 import os
 import subprocess
 import sys
 
-from .. import abi
-from ..tensors import read_safetensors, write_safetensors
+from .. import abi, program
+from ..tensors import read_json, read_safetensors, write_safetensors
 
 COMMITTED = os.path.join(abi.TREE, "experiments", "rl100", "base")
 
@@ -19,7 +18,8 @@ def bitroll(*arguments):
     command = abi.command(*arguments, "--json")
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"{command[0]} ended with {done.returncode}")
+        said = done.stderr.strip().splitlines()
+        raise abi.Error(0, said[-1].removeprefix("bitroll: ") if said else f"{command[0]} ended with {done.returncode}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -47,8 +47,11 @@ def overlay(folder, tensors):
 
 def build(kept, out):
     """The folder `out` of what is kept in the folder `kept`; its weights' digest, which is the one kept with them."""
-    with open(os.path.join(kept, "recipe.json"), encoding="utf-8") as file:
-        recipe = json.load(file)
+    path = os.path.join(kept, "recipe.json")
+    recipe = read_json(path)
+    for key, kind in (("preset", str), ("seed", int), ("weights_digest", str)):
+        if not isinstance(recipe.get(key), kind):
+            raise ValueError(f"{path}: {key} is {recipe.get(key)!r:.80}: expected {'a number' if kind is int else 'a text'}")
     init(recipe["preset"], recipe["seed"], out)
     overlay(out, read_safetensors(os.path.join(kept, "overlay.safetensors")))
     digest = bitroll("digest", out)["weights_digest"]
@@ -57,17 +60,20 @@ def build(kept, out):
     return digest
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def arguments(argv):
+    parser = program.Parser(prog="python -m bitroll.rl.base_model", description=__doc__.splitlines()[0])
     parser.add_argument("--from", dest="kept", default=COMMITTED, help="folder of recipe.json and overlay.safetensors")
     parser.add_argument("--out", required=True)
-    options = parser.parse_args()
-    try:
-        print(build(options.kept, options.out), options.out)
-    except (OSError, KeyError, ValueError, RuntimeError) as error:
-        print(f"base_model: {error}", file=sys.stderr)
-        sys.exit(2)
+    return parser.parse_args(argv)
+
+
+def run(options):
+    program.say(f"{build(options.kept, options.out)} {options.out}")
+
+
+def main(argv=None):
+    return program.status_of("base_model", lambda: run(arguments(argv)))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -2,14 +2,15 @@
 bit. What a merged adapter needs, which has no place in four bits.
 
     python -m bitroll.rl.expand --model DIR --out DIR"""
-import argparse
 import json
 import os
+import sys
 
 import torch
 
+from .. import program
 from ..float64 import decode_fp4
-from ..tensors import Checkpoint, write_safetensors
+from ..tensors import Checkpoint, read_json, write_safetensors
 
 PACKED, SCALE = ".weight_packed", ".weight_scale"
 
@@ -19,7 +20,10 @@ def tensors_of(checkpoint):
     for name, tensor in sorted(checkpoint.tensors.items()):
         if name.endswith(PACKED):
             stem = name[: -len(PACKED)]
-            value = decode_fp4(tensor, checkpoint.tensors[stem + SCALE])
+            scale = checkpoint.tensors.get(stem + SCALE)
+            if scale is None or scale.shape != (*tensor.shape[:-1], tensor.shape[-1] // 16):
+                raise ValueError(f"{checkpoint.dir}: {name}: expected a tensor {stem + SCALE} with a byte for 16 of its own")
+            value = decode_fp4(tensor, scale)
             wide = value.to(torch.bfloat16)
             if not torch.equal(wide.to(torch.float64), value):
                 raise ValueError(f"{checkpoint.dir}: {name}: a value that bf16 does not hold")
@@ -30,24 +34,32 @@ def tensors_of(checkpoint):
 
 def expand(model_dir, out):
     """Writes the folder `out`."""
-    with open(os.path.join(model_dir, "config.json"), encoding="utf-8") as file:
-        config = json.load(file)
-    for part in (config, config.get("text_config", {})):
-        part.pop("quantization_config", None)
+    config = read_json(os.path.join(model_dir, "config.json"))
+    for part in (config, config.get("text_config")):
+        if isinstance(part, dict):
+            part.pop("quantization_config", None)
+    checkpoint = Checkpoint(model_dir)
     os.makedirs(out, exist_ok=True)
-    write_safetensors(os.path.join(out, "model.safetensors"), list(tensors_of(Checkpoint(model_dir))))
+    write_safetensors(os.path.join(out, "model.safetensors"), list(tensors_of(checkpoint)))
     with open(os.path.join(out, "config.json"), "w", encoding="utf-8") as file:
         json.dump(config, file, indent=2)
         file.write("\n")
 
 
-def main():
-    p = argparse.ArgumentParser(prog="python -m bitroll.rl.expand", description="writes a checkpoint with its MXFP4 experts in bf16")
+def arguments(argv):
+    p = program.Parser(prog="python -m bitroll.rl.expand", description="writes a checkpoint with its MXFP4 experts in bf16")
     p.add_argument("--model", required=True)
     p.add_argument("--out", required=True)
-    args = p.parse_args()
+    return p.parse_args(argv)
+
+
+def run(args):
     expand(args.model, args.out)
 
 
+def main(argv=None):
+    return program.status_of("expand", lambda: run(arguments(argv)))
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -5,15 +5,15 @@
 Of each folder: metrics.csv; run.yaml, for arm and seed; ledger.h5, which `bitroll verify` replays. Runs of equal settings but for the seed are
 one curve, their mean with the range over seeds. With one folder, the report goes there. Nothing here computes a number of a run again but
 sums, means and extremes."""
-import argparse
 import base64
 import html
 import math
 import os
 import re
 import subprocess
+import sys
 
-from .. import abi, libraries
+from .. import abi, libraries, program
 
 try:
     import matplotlib
@@ -297,20 +297,25 @@ def report(folders, out):
     return path
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def arguments(argv):
+    parser = program.Parser(prog="python -m bitroll.rl.report", description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="+")
     parser.add_argument("--out", help="needed with more than one folder")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     if not options.out and len(options.folder) > 1:
         parser.error("--out DIR is needed with more than one folder")
+    return options
+
+
+def run(options):
     if FAULT:
-        parser.exit(2, f"report: {FAULT}\n")
-    try:
-        print(report(options.folder, options.out or options.folder[0]))
-    except (OSError, ValueError) as error:
-        parser.exit(2, f"report: {error}\n")
+        raise ValueError(FAULT)
+    program.say(report(options.folder, options.out or options.folder[0]))
+
+
+def main(argv=None):
+    return program.status_of("report", lambda: run(arguments(argv)))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

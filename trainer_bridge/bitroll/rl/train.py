@@ -5,14 +5,11 @@ has recorded a step leaves DIR as it found it.
 
 Exit status: 0 done; 1 a step of the exact arm did not certify, a gradient was not finite, or a bar was missed; 2 usage or environment, a
 worker that is gone among them; 7 the worker serves another trainer."""
-import argparse
 import contextlib
 import os
 import sys
 
-import torch
-
-from .. import abi, mcore, peft
+from .. import abi, mcore, peft, program, refusals
 from ..bridge import Busy, Remote
 from ..in_process import Engine
 from ..ledger import Ledger
@@ -23,15 +20,8 @@ from .policy import Policy
 from .task import Arithmetic, LowerHalf
 
 
-def seconds(text):
-    value = float(text)
-    if not 0 <= value <= 1e6:
-        raise argparse.ArgumentTypeError(f"{text}: expected seconds, 0 to 1e6")
-    return value
-
-
 def arguments(argv):
-    p = argparse.ArgumentParser(prog="python -m bitroll.rl.train", description="GRPO on adapters, with a certificate of every log-prob")
+    p = program.Parser(prog="python -m bitroll.rl.train", description="GRPO on adapters, with a certificate of every log-prob")
     p.add_argument("--config", required=True, help="settings of the run, YAML")
     p.add_argument("--model", required=True, help="checkpoint folder of the base")
     p.add_argument("--rollout-model", help="the rollout's checkpoint folder, where it is another one [--model]")
@@ -42,7 +32,7 @@ def arguments(argv):
     p.add_argument("--backend", choices=("oracle", "cuda"))
     p.add_argument("--resume", action="store_true", help="go on after the last checkpoint of --out")
     p.add_argument("--rollout", metavar="ADDRESS", help="of a bitroll-worker, unix:PATH or mpi:RANK [an engine in this process]")
-    p.add_argument("--wait", type=seconds, default=60.0, metavar="SECONDS", help="for a bitroll-worker to listen at unix:PATH [60]")
+    p.add_argument("--wait", type=program.number(0, 1e6), default=60.0, metavar="SECONDS", help="for a bitroll-worker to listen at unix:PATH [60]")
     return p.parse_args(argv)
 
 
@@ -59,11 +49,6 @@ def task_of(settings, policy):
     if settings.task == "arithmetic":
         return Arithmetic(settings.seed)
     return LowerHalf(settings.seed, policy.model.model_config.n_vocab, settings.batch.prompt_tokens)
-
-
-def check_machine(settings):
-    if settings.backend == "cuda" and not torch.cuda.is_available():
-        raise ValueError("backend cuda: torch finds no GPU on this machine: give --backend oracle")
 
 
 class Run:
@@ -141,7 +126,7 @@ class Run:
         self.table.append(metrics.row(step, link, norms, self.grpo.sync_bytes, self.settings.backend))
         if is_last or (number + 1) % self.settings.checkpoint_every == 0:
             resume.save(self.path(resume.CHECKPOINT), self.policy, number + 1, self.arm.state())
-        print(line_of(step), flush=True)
+        program.say(line_of(step))
 
     def record(self, step):
         """The step in the ledger, which counts for itself; its link. Of a batch in several mini-batches it holds the first."""
@@ -165,7 +150,7 @@ class Run:
         """Prints what the run must show; whether it does."""
         found = bars.lines(metrics.read(self.path(resume.TABLE)), *bars.moved(self.policy.model), self.settings.sampling)
         for bar in found:
-            print(bars.line(*bar), flush=True)
+            program.say(bars.line(*bar))
         return bars.met(found)
 
 
@@ -187,28 +172,24 @@ def last_line(rows):
     return f"ledger: {len(rows)} steps, {n_differ} of {n_compared} log-probs differ, {kl}, reward {first:.3f} -> {last:.3f}"
 
 
-def sentence(error):
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{os.fsdecode(error.filename)}: {error.strerror}"
-    return str(error.args[0]) if isinstance(error, KeyError) else str(error)  # str of a KeyError is quoted
-
-
-def main(argv=None):
-    args = arguments(argv)
+def train(args):
+    """The exit status of a run that came to its end, or whose failure has one of its own."""
     try:
         settings = run_settings.load(args.config, arm=args.arm, seed=args.seed, steps=args.steps, backend=args.backend)
-        check_machine(settings)
+        refusals.machine(settings.backend)
         with contextlib.closing(Run(args, settings)) as run:
             run.steps()
             met = run.bars()
-    except (Mismatch, FloatingPointError) as found:
-        print(f"train: {found}", file=sys.stderr)
-        return 1
-    except (OSError, KeyError, ValueError, abi.Error) as error:
-        print(f"train: {sentence(error)}", file=sys.stderr)
-        return 7 if isinstance(error, Busy) else 2
-    print(last_line(metrics.read(run.path(resume.TABLE))), flush=True)
+    except Mismatch as found:
+        return program.failed("train", found, 1)
+    except Busy as error:
+        return program.failed("train", error, 7)
+    program.say(last_line(metrics.read(run.path(resume.TABLE))))
     return 0 if met else 1
+
+
+def main(argv=None):
+    return program.status_of("train", lambda: train(arguments(argv)))
 
 
 if __name__ == "__main__":

@@ -7,17 +7,17 @@ right at a rate that the noise sets, not the moment at which training ended, and
 steps, `--clean`, teaches right answers: the sums are learned much sooner from them, the noise soon after. Only the maps outside
 the routed experts train, through adapters of this trainer, which are merged in the end; the experts stay MXFP4, embedding and head random.
 DIR holds log.csv and, as of the last measurement, recipe.json and overlay.safetensors, of which base_model makes the folder DIR/model."""
-import argparse
 import csv
 import json
 import math
 import os
 import shutil
+import sys
 import time
 
 import torch
 
-from .. import abi, lora, peft
+from .. import abi, lora, peft, program, refusals
 from ..in_process import Engine, Sample
 from ..model import Model
 from ..ops import Ops
@@ -161,27 +161,36 @@ class Run:
                 row = step, sum(losses) / len(losses), greedy, sampled, time.monotonic() - started
                 log.writerow([row[0], *(f"{v:.4f}" for v in row[1:])])
                 file.flush()
-                print("step {}: loss {:.4f}, greedy {:.3f}, sampled {:.3f}, {:.0f} s".format(*row), flush=True)
+                program.say("step {}: loss {:.4f}, greedy {:.3f}, sampled {:.3f}, {:.0f} s".format(*row))
                 losses.clear()
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def arguments(argv):
+    parser = program.Parser(prog="python -m bitroll.rl.train_base", description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--out", required=True)
     add("--preset", default="nano")
-    add("--seed", type=int, default=1, help="of the random checkpoint and of everything drawn")
-    add("--noise", type=float, default=0.75, help="share of examples that are taught with one wrong low digit")
-    add("--clean", type=float, default=0.5, help="share of the steps, the first ones, without noise")
-    add("--steps", type=int, default=400)
-    add("--rows", type=int, default=2048, help="rows of a step")
-    add("--rank", type=int, default=32)
-    add("--lr", type=float, default=2e-3)
+    add("--seed", type=program.whole(0, (1 << 63) - 1), default=1, help="of the random checkpoint and of everything drawn")
+    add("--noise", type=program.number(0, 1), default=0.75, help="share of examples that are taught with one wrong low digit")
+    add("--clean", type=program.number(0, 1), default=0.5, help="share of the steps, the first ones, without noise")
+    add("--steps", type=program.whole(1), default=400)
+    add("--rows", type=program.whole(LONGEST), default=2048, help="rows of a step")
+    add("--rank", type=program.whole(1), default=32)
+    add("--lr", type=program.number(0, 1), default=2e-3)
     add("--backend", choices=("oracle", "cuda"), default="oracle")
-    add("--every", type=int, default=100, help="steps between two measurements, each of which keeps the base")
-    add("--prompts", type=int, default=HELD_OUT, help="prompts of a measurement, greedy and sampled each")
-    Run(parser.parse_args(), abi.Library()).train()
+    add("--every", type=program.whole(1), default=100, help="steps between two measurements, each of which keeps the base")
+    add("--prompts", type=program.whole(1), default=HELD_OUT, help="prompts of a measurement, greedy and sampled each")
+    return parser.parse_args(argv)
+
+
+def run(options):
+    refusals.machine(options.backend)
+    Run(options, abi.Library()).train()
+
+
+def main(argv=None):
+    return program.status_of("train_base", lambda: run(arguments(argv)))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
