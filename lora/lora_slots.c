@@ -178,7 +178,7 @@ static br_status check_adapter(lora_set *set, const lora_peft *peft, int32_t all
     if (adapter->n_pair == 0)
         return br_fail(BR_E_FORMAT, "%s: no tensors: expected an adapter on at least one linear map", what);
     if (!adapter->has_effect && !allow_zero)
-        return br_fail(BR_E_FORMAT, "%s: every B or its alpha is zero: expected an adapter that has an effect, unless zero ones are allowed",
+        return br_fail(BR_E_FORMAT, "%s: every B or its alpha is zero: expected an adapter that has an effect, or --allow-zero-adapter",
                        what);
     for (int64_t i = 0; i < set->n_map; i++)
         if (adapter->pair[i].rank > set->rank_max)

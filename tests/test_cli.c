@@ -380,6 +380,12 @@ START_TEST(dumps_compare_with_diff) {
     const long n = last_line(scored) - scored;
     ck_assert_int_eq(n, last_line(out) - out);
     ck_assert(memcmp(scored, out, (size_t)n) == 0);
+    EXPECT(2, "dump --stage-hash --model pico --adapter red=red --in r.h5 --seq 99");
+    ck_assert_str_eq(err, "bitroll: dump: r.h5: sequence 99: expected 0 to 5\n");
+    EXPECT(2, "dump --stage-hash --model pico --adapter red=red --in r.h5 --seq 0 --pos-min 4 --pos-max 2");
+    ck_assert_str_eq(err, "bitroll: dump: positions 4 to 2: expected the first not behind the last\n");
+    EXPECT(2, "dump --stage-hash --model pico --adapter red=red --in r.h5 --seq 0 --pos-min 2000");
+    ck_assert_str_eq(err, "bitroll: dump: r.h5: no row is within what --seq, --pos-min, --pos-max select\n");
 }
 END_TEST
 

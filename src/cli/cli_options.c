@@ -265,7 +265,7 @@ static int is_complete(const cli *c, const cli_verb *verb, const char seen[OPTIO
     for (int i = 0; i < OPTION_COUNT; i++) {
         if (!(options[i].needed_by & verb_bit_of(verb)) || seen[i])
             continue;
-        fprintf(stderr, "bitroll: %s needs %s %s\n", verb->name, options[i].name, options[i].value);
+        fprintf(stderr, "bitroll: %s needs %s%s%s\n", verb->name, options[i].name, *options[i].value ? " " : "", options[i].value);
         return 0;
     }
     return 1;

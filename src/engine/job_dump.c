@@ -211,16 +211,25 @@ static br_status print_lines(dump *d, br_line line, void *context) {
     return BR_OK;
 }
 
+static br_status check_selection(const dump *d) {
+    const br_dump_options *o = d->options;
+    if (d->input.n_tok_max == 0)
+        return br_fail(BR_E_ARG, "%s holds no sequence", o->in_path);
+    if (o->seq >= d->input.n_seq)
+        return br_fail(BR_E_ARG, "%s: sequence %d: expected 0 to %lld", o->in_path, o->seq, (long long)d->input.n_seq - 1);
+    if (o->pos_min >= 0 && o->pos_max >= 0 && o->pos_min > o->pos_max)
+        return br_fail(BR_E_ARG, "positions %d to %d: expected the first not behind the last", o->pos_min, o->pos_max);
+    return BR_OK;
+}
+
 br_status br_job_dump(const br_dump_options *options, br_line line, void *context, br_report *report) {
     br_status status;
     dump d = {.options = options};
     memset(report, 0, sizeof *report);
     BR_TRY(score_input_open(options->in_path, &d.input));
-    if (d.input.n_tok_max == 0) {
-        status = br_fail(BR_E_ARG, "%s holds no sequence", options->in_path);
-        goto exit;
-    }
+    BR_TRY_GOTO(check_selection(&d), exit);
     BR_TRY_GOTO(options->through_engine ? dump_rolled(&d, report) : dump_scored(&d, report), exit);
+    BR_TRY_GOTO(d.lines.n_line ? BR_OK : br_fail(BR_E_ARG, "%s: no row is within what --seq, --pos-min, --pos-max select", options->in_path), exit);
     stage_lines_sort(&d.lines);
     BR_TRY_GOTO(print_lines(&d, line, context), exit);
     report->n_seq = d.input.n_seq;

@@ -139,10 +139,13 @@ int main(int argc, char **argv) {
             g.commit = argv[i + 1];
         g.quick |= strcmp(argv[i], "--quick") == 0;
     }
-    GPU_EXPECT(mkdtemp(g.dir), "no folder like %s", g.dir);
     if (wants("ipc", argc, argv))
         gpu_swap_ipc_fork();
-    GPU_TRY(br_device_open("cuda", &device));
+    if (br_device_open("cuda", &device) != BR_OK) {
+        fprintf(stderr, "%s\n", br_last_error());
+        return 2;
+    }
+    GPU_EXPECT(mkdtemp(g.dir), "no folder like %s", g.dir);
     snprintf(g.gpu, sizeof g.gpu, "%s", br_device_name(device));
     br_device_close(device);
     for (size_t i = 0; i < sizeof PART / sizeof PART[0]; i++) {

@@ -75,6 +75,7 @@ suites=${SUITES:-$(sed -n 's/^SUITE(\(.*\))$/\1/p' "$here/cuda_suites.h" | grep 
 for suite in $suites; do
     [ -n "$(cases_of "$suite")" ] || die "there is no suite '$suite': expected SUITES, names out of cuda_suites.h"
 done
+command -v compute-sanitizer >/dev/null || die 'there is no compute-sanitizer: expected that of a CUDA toolkit in the path'
 for tool in "$@"; do
     for suite in $suites; do
         [ "$tool" != racecheck ] && printf '%s %s\n' "$tool" "$suite" && continue

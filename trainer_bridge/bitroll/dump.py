@@ -1,5 +1,4 @@
-"""`bitroll dump --stage-hash` from the trainer's side: the same lines, from the Megatron-Core forward, so that `diff` of the two names the
-first op whose bits differ.
+"""`bitroll dump --stage-hash` from the trainer's side: its lines, from the Megatron-Core forward. `diff` of both names the first op that differs.
 
     python -m bitroll.dump --model DIR [--adapter DIR] --in texts.jsonl
 
