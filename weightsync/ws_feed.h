@@ -8,16 +8,9 @@
 #define WS_FEED_H
 
 #include "br_pool.h"
-#include "device_view.h"
+#include "ws_seen.h"
 
 typedef struct ws_feed ws_feed;
-
-/* Who is told, by number, what lies where a value went; inside later calls on the feed, none of which it makes itself. */
-typedef struct ws_seen {
-    void (*take)(void *context, int64_t i, const br_seen *seen);
-    void *context;
-    int64_t i;
-} ws_seen;
 
 size_t ws_feed_bytes(size_t slot_bytes, int32_t n_view); /* of the device's memory */
 /* slot_bytes: at least the largest matrix. n_view: writes between two flushes that need no third. The device and pool stay the caller's. */

@@ -19,8 +19,8 @@
 
 #include "bitroll.h"
 #include "device_view.h"
-#include "ws_feed.h"
 #include "ws_manifest.h"
+#include "ws_seen.h"
 
 /* Where values go. All may be told of any map of the config. Their errors drop the version. */
 typedef struct ws_target {
@@ -29,7 +29,7 @@ typedef struct ws_target {
      * is told of each s, and put of the maps that this version leaves alone but an earlier one in its place did not. */
     br_status (*begin)(void *context, int32_t way, const lora_scale *plan);
     /* A whole matrix, row-major; NULL: zeros, tensor->rank is 0 then. way: which of the two places of the name. stays 1: value is as it
-     * is until flush; else it is read before put returns. seen: as in ws_feed.h; never told where there is no flush. */
+     * is until flush; else it is read before put returns. seen: who is told what lies there; nobody where there is no flush. */
     br_status (*put)(void *context, int32_t way, const ws_tensor *tensor, const uint16_t *value, int32_t stays, const ws_seen *seen);
     br_status (*scale)(void *context, int32_t way, const ws_tensor *tensor, const lora_scale *scale);
     /* All that was put is in its place, and what lies there was told. NULL: put is done at once, and the stage has looked at

@@ -254,10 +254,11 @@ def run(source, description, read, sides=True, alignment=True):
     parser.add_argument("--out", required=True, metavar="F.h5")
     if sides:
         parser.add_argument("--side", required=True, choices=("rollout", "train"), help="whose log-probs of the dump")
-    parser.add_argument("--logprob-kind", choices=KINDS, help="log-softmax of x / T; of x; or over what top-k, top-p and min-p left")
-    parser.add_argument("--temperature", type=float, metavar="T", help="of sampling, where the dump does not say it")
+    parser.add_argument("--logprob-kind", choices=KINDS, help="log-softmax of x / T; of x; or over what top-k, top-p and min-p left: needed")
+    parser.add_argument("--temperature", type=float, metavar="T", help="of sampling: needed where the dump does not say it")
     if alignment:
-        parser.add_argument("--alignment", choices=("same", "next"), help="value i is of token i, or of the token after it")
+        parser.add_argument("--alignment", choices=("same", "next"),
+                            help="value i is of token i, or of the token after it: needed where the dump does not say it")
     args = parser.parse_args()
     options, texts = Options(args), []
     try:
