@@ -5,6 +5,7 @@
 #include "device_parts.h"
 #include "init_presets.h"
 #include "test_support.h"
+#include "ws_feed.h"
 #include "ws_stage.h"
 
 #include <stdlib.h>
