@@ -253,7 +253,8 @@ br_status br_swap_begin(br_engine *engine, const char *adapter, int64_t version,
  * BR_E_FORMAT: out of range, overlapping, a gap, a tensor twice or left in the middle, NaN or Inf. */
 br_status br_swap_chunk(br_engine *engine, const char *adapter, int64_t tensor, uint64_t offset, const void *bytes, size_t n);
 /* The same without a copy through the host: a whole tensor in GPU memory of another process of this machine, which has to keep it as it is
- * until the end was answered. Only on cuda. BR_E_NOT_FOUND, BR_E_UNSUPPORTED: cannot be opened here; send the bytes, begin anew. */
+ * until the end was answered. Only on cuda. BR_E_NOT_FOUND, BR_E_UNSUPPORTED: cannot be opened here; send the bytes, begin anew. BR_E_FORMAT:
+ * the tensor leaves the allocation, or its offset is odd. */
 enum { BR_IPC_HANDLE_BYTES = 64 };
 typedef struct br_ipc {
     uint8_t handle[BR_IPC_HANDLE_BYTES]; /* of the allocation, as CUDA makes it */

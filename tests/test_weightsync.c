@@ -6,6 +6,7 @@
 #include "test_support.h"
 #include "ws_source.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -303,6 +304,36 @@ START_TEST(ends_are_refused_with_a_sentence) {
 }
 END_TEST
 
+/* A block of another process: what its sender says of the place is checked against the block. */
+START_TEST(what_leaves_its_block_is_refused) {
+    char wanted[BR_NAME_BYTES + 128], name[BR_NAME_BYTES];
+    begin();
+    commit(0);
+    receive(1);
+    const int64_t last = ws_manifest_of(t.stage)->n_tensor - 1;
+    const ws_tensor first = ws_manifest_at(ws_manifest_of(t.stage), 0);
+    const size_t size = ws_tensor_bytes(&first);
+    unsigned char *block = calloc(1, size + 8);
+    ck_assert_ptr_nonnull(block);
+    memcpy(block + 8, t.value[0], size);
+    ws_manifest_name(ws_manifest_of(t.stage), 0, name);
+    snprintf(wanted, sizeof wanted, "'%s': %zu bytes at byte 10 of a block: expected to end inside its %zu bytes", name, size, size + 8);
+    check_dropped(ws_inside(t.stage, 0, block, size + 8, 10), BR_E_FORMAT, wanted);
+    check_dropped(ws_inside(t.stage, 0, block, size + 7, 8), BR_E_FORMAT, "expected to end inside");
+    check_dropped(ws_inside(t.stage, 0, block, size - 2, 0), BR_E_FORMAT, "expected to end inside");
+    check_dropped(ws_inside(t.stage, 0, block, size + 8, size + 10), BR_E_FORMAT, "expected to end inside");
+    check_dropped(ws_inside(t.stage, 0, block, size + 8, UINT64_MAX - 1), BR_E_FORMAT, "expected to end inside");
+    check_dropped(ws_inside(t.stage, 0, block, size + 8, 7), BR_E_FORMAT, "at byte 7 of a block: expected an even one");
+    check_dropped(ws_inside(t.stage, last + 1, block, size + 8, 8), BR_E_FORMAT, "tensor number");
+    CHECK_OK(ws_inside(t.stage, 0, block, size + 8, 8)); /* its last byte is the block's */
+    for (int64_t i = 1; i <= last; i++)
+        send(i);
+    CHECK_OK(ws_end(t.stage, &t.digest));
+    free(block);
+    end();
+}
+END_TEST
+
 /* Long tensors come in first, but of several that are not finite the first of the manifest is named. */
 START_TEST(the_first_bad_tensor_is_named) {
     br_swap_answer answer;
@@ -502,6 +533,7 @@ Suite *test_weightsync_suite(void) {
     tcase_add_test(tcase, every_call_in_every_state);
     tcase_add_test(tcase, chunks_are_refused_with_a_sentence);
     tcase_add_test(tcase, ends_are_refused_with_a_sentence);
+    tcase_add_test(tcase, what_leaves_its_block_is_refused);
     tcase_add_test(tcase, the_first_bad_tensor_is_named);
     tcase_add_test(tcase, versions_follow_each_other);
     tcase_add_test(tcase, any_cut_into_chunks_gives_the_same);

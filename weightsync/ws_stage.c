@@ -292,6 +292,19 @@ static br_status take_at_once(ws_stage *s, int64_t i, const uint16_t *value) {
     return take_whole(s, i, &t, value, 1);
 }
 
+static br_status take_inside(ws_stage *s, int64_t i, const void *block, size_t block_bytes, uint64_t offset) {
+    char name[BR_NAME_BYTES];
+    BR_TRY(check_number(s, i));
+    const ws_tensor t = ws_manifest_at(&s->next, i);
+    const uint64_t size = ws_tensor_bytes(&t);
+    if (offset > block_bytes || size > block_bytes - offset)
+        return br_fail(BR_E_FORMAT, "tensor '%s': %llu bytes at byte %llu of a block: expected to end inside its %llu bytes", name_of(s, i, name),
+                       (unsigned long long)size, (unsigned long long)offset, (unsigned long long)block_bytes);
+    if (offset % sizeof(uint16_t))
+        return br_fail(BR_E_FORMAT, "tensor '%s' at byte %llu of a block: expected an even one", name_of(s, i, name), (unsigned long long)offset);
+    return take_at_once(s, i, (const uint16_t *)(const void *)((const unsigned char *)block + offset));
+}
+
 static br_status take_chunk(ws_stage *s, int64_t i, uint64_t offset, const void *bytes, size_t n) {
     BR_TRY(check_number(s, i));
     const ws_tensor t = ws_manifest_at(&s->next, i);
@@ -316,6 +329,11 @@ br_status ws_chunk(ws_stage *s, int64_t tensor, uint64_t offset, const void *byt
 br_status ws_whole(ws_stage *s, int64_t tensor, const uint16_t *value) {
     BR_TRY(check_call(s, CALL_CHUNK));
     return drop(s, take_at_once(s, tensor, value));
+}
+
+br_status ws_inside(ws_stage *s, int64_t tensor, const void *block, size_t block_bytes, uint64_t offset) {
+    BR_TRY(check_call(s, CALL_CHUNK));
+    return drop(s, take_inside(s, tensor, block, block_bytes, offset));
 }
 
 /* ---- end ------------------------------------------------------------------------------------------------------------------- */

@@ -62,6 +62,8 @@ br_status ws_begin(ws_stage *stage, int64_t version, uint32_t flags, int32_t n_o
 br_status ws_chunk(ws_stage *stage, int64_t tensor, uint64_t offset, const void *bytes, size_t n);
 /* A whole tensor at once, whose value is as it is until the end was answered; where the target has flush, not only in the host's memory. */
 br_status ws_whole(ws_stage *stage, int64_t tensor, const uint16_t *value);
+/* The same of a value that a sender says lies at this offset of a block. BR_E_FORMAT: it leaves the block, or is not 2-byte aligned. */
+br_status ws_inside(ws_stage *stage, int64_t tensor, const void *block, size_t block_bytes, uint64_t offset);
 br_status ws_end(ws_stage *stage, const br_digest *expected); /* NULL: any */
 /* n_wait: sequences that have to end first. COMMITTED: the way flips with this call, if it was not this version before. */
 br_status ws_commit(ws_stage *stage, int64_t version, int32_t n_wait, br_swap_answer *answer);

@@ -204,8 +204,8 @@ br_status br_device_export(const void *at, br_ipc *out) {
     return br_device_cuda_export(at, out);
 }
 
-br_status br_device_import(br_device *device, const uint8_t handle[BR_IPC_HANDLE_BYTES], void **out) {
-    return device->op->import(device, handle, out);
+br_status br_device_import(br_device *device, const uint8_t handle[BR_IPC_HANDLE_BYTES], void **out, size_t *bytes) {
+    return device->op->import(device, handle, out, bytes);
 }
 
 void br_device_unimport(br_device *device, void *block) {

@@ -87,10 +87,10 @@ typedef enum br_memory_kind {
 } br_memory_kind;
 br_memory_kind br_device_kind_of(br_device *device, const void *at, const void **end);
 
-/* Device memory of another process of the same machine, from its base on; its owner keeps it until unimport. BR_E_UNSUPPORTED: a host
- * device; BR_E_NOT_FOUND: nobody's, or it cannot be reached from this GPU. */
+/* Device memory of another process of the same machine, from its base on, and how many bytes of it are there; its owner keeps it until
+ * unimport. BR_E_UNSUPPORTED: a host device; BR_E_NOT_FOUND: nobody's, or it cannot be reached from this GPU. */
 br_status br_device_export(const void *at, br_ipc *out); /* see br_ipc_export */
-br_status br_device_import(br_device *device, const uint8_t handle[BR_IPC_HANDLE_BYTES], void **out);
+br_status br_device_import(br_device *device, const uint8_t handle[BR_IPC_HANDLE_BYTES], void **out, size_t *bytes);
 void br_device_unimport(br_device *device, void *block); /* NULL is a no-op */
 
 void *br_device_stream(const br_device *device); /* a cudaStream_t; NULL on a host device */

@@ -198,18 +198,28 @@ static br_memory_kind cuda_kind_of(br_device *device, const void *at, const void
 
 /* ---- memory that two processes share ---------------------------------------------------------------------------------------- */
 
-static br_status cuda_import(br_device *device, const uint8_t handle[BR_IPC_HANDLE_BYTES], void **out) {
+static br_status cuda_import(br_device *device, const uint8_t handle[BR_IPC_HANDLE_BYTES], void **out, size_t *bytes) {
     cudaIpcMemHandle_t memory;
+    uintptr_t base;
     static_assert(sizeof memory == BR_IPC_HANDLE_BYTES, "a handle is CUDA's");
     (void)device;
     *out = NULL;
+    *bytes = 0;
     memcpy(&memory, handle, sizeof memory);
     const cudaError_t error = cudaIpcOpenMemHandle(out, memory, cudaIpcMemLazyEnablePeerAccess);
-    if (error == cudaSuccess)
+    if (error != cudaSuccess) {
+        cudaGetLastError(); /* what a peer sends does no harm to this device */
+        *out = NULL;
+        return br_fail(BR_E_NOT_FOUND, "GPU memory of another process cannot be opened: %s", cudaGetErrorString(error));
+    }
+    if (range_of(*out, &base, bytes)) {
+        *bytes -= (uintptr_t)*out - base; /* the handle may be of a part of what the driver maps */
         return BR_OK;
-    cudaGetLastError(); /* what a peer sends does no harm to this device */
+    }
+    cudaIpcCloseMemHandle(*out);
     *out = NULL;
-    return br_fail(BR_E_NOT_FOUND, "GPU memory of another process cannot be opened: %s", cudaGetErrorString(error));
+    *bytes = 0;
+    return br_fail(BR_E_NOT_FOUND, "GPU memory of another process was opened, but the driver does not say how large it is");
 }
 
 static void cuda_unimport(br_device *device, void *block) {

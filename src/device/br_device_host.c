@@ -92,10 +92,11 @@ static br_memory_kind host_kind_of(br_device *device, const void *at, const void
     return BR_MEMORY_HOST;
 }
 
-static br_status host_import(br_device *device, const uint8_t handle[BR_IPC_HANDLE_BYTES], void **out) {
+static br_status host_import(br_device *device, const uint8_t handle[BR_IPC_HANDLE_BYTES], void **out, size_t *bytes) {
     (void)device;
     (void)handle;
     *out = NULL;
+    *bytes = 0;
     return br_fail(BR_E_UNSUPPORTED, "a host device has no GPU memory to share with another process");
 }
 

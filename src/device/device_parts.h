@@ -24,7 +24,7 @@ typedef struct device_ops {
     br_status (*elapsed)(br_device *, int32_t from, int32_t to, double *microseconds);
     br_status (*reach)(br_device *, int32_t i);
     br_memory_kind (*kind_of)(br_device *, const void *at, const void **end);
-    br_status (*import)(br_device *, const uint8_t handle[BR_IPC_HANDLE_BYTES], void **out);
+    br_status (*import)(br_device *, const uint8_t handle[BR_IPC_HANDLE_BYTES], void **out, size_t *bytes);
     void (*unimport)(br_device *, void *block);
     br_status (*place)(br_device *, const br_view *view, const uint16_t *const *src, int32_t n, br_seen *seen);
     br_status (*fill)(br_device *, const br_fill *fill, int32_t n);

@@ -18,6 +18,7 @@ typedef struct swap_name {
 typedef struct shared_block {
     uint8_t handle[BR_IPC_HANDLE_BYTES];
     void *base;
+    size_t bytes;
 } shared_block;
 
 enum { SHARED_MAX = 64, SLOT_GAPS = 64 }; /* bytes lost to alignment with a map */
@@ -328,19 +329,19 @@ br_status br_swap_chunk(br_engine *e, const char *adapter, int64_t tensor, uint6
     return ws_chunk(s->stage, tensor, offset, bytes, n);
 }
 
-/* The base of a block that another process shares, opened once a version. */
-static br_status share(br_engine *e, const uint8_t handle[BR_IPC_HANDLE_BYTES], void **base) {
+/* A block that another process shares, opened once a version. */
+static br_status share(br_engine *e, const uint8_t handle[BR_IPC_HANDLE_BYTES], shared_block *out) {
     engine_swap *swap = e->swap;
     for (int32_t i = 0; i < swap->n_shared; i++) {
-        *base = swap->shared[i].base;
-        if (memcmp(swap->shared[i].handle, handle, BR_IPC_HANDLE_BYTES) == 0)
+        *out = swap->shared[i];
+        if (memcmp(out->handle, handle, BR_IPC_HANDLE_BYTES) == 0)
             return BR_OK;
     }
     if (swap->n_shared == SHARED_MAX)
         BR_TRY(feed_flush(&swap->name[0]));
-    BR_TRY(br_device_import(e->loaded.device, handle, base));
-    memcpy(swap->shared[swap->n_shared].handle, handle, BR_IPC_HANDLE_BYTES);
-    swap->shared[swap->n_shared++].base = *base;
+    memcpy(out->handle, handle, BR_IPC_HANDLE_BYTES);
+    BR_TRY(br_device_import(e->loaded.device, handle, &out->base, &out->bytes));
+    swap->shared[swap->n_shared++] = *out;
     return BR_OK;
 }
 
@@ -350,16 +351,16 @@ int32_t br_swap_takes_ipc(const br_engine *e) {
 
 br_status br_swap_ipc(br_engine *e, const char *adapter, int64_t tensor, const br_ipc *from) {
     swap_name *s;
-    void *base = NULL;
+    shared_block block;
     BR_TRY(find(e, adapter, &s));
     if (ws_status_of(s->stage).state != BR_SWAP_RECEIVING)
         return ws_whole(s->stage, tensor, NULL); /* refuses it; what is prepared stays */
-    const br_status status = share(e, from->handle, &base);
+    const br_status status = share(e, from->handle, &block);
     if (status != BR_OK) {
         ws_abort(s->stage);
         return status;
     }
-    return ws_whole(s->stage, tensor, (const uint16_t *)((uintptr_t)base + from->offset));
+    return ws_inside(s->stage, tensor, block.base, block.bytes, from->offset);
 }
 
 br_status br_ipc_export(const void *gpu_memory, br_ipc *out) {

@@ -125,6 +125,14 @@ void gpu_swap_ipc(const gpu_swap *g) {
     GPU_TRY(br_swap_begin(e, "a", 2, 0, &answer));
     GPU_EXPECT(br_swap_ipc(e, "a", 0, &nobody) == BR_E_NOT_FOUND, "ipc: a handle of nobody was opened");
     gpu_expect_live(e, "a", "ipc, after a refusal");
+    br_swap_tensor first;
+    br_ipc outside = block[0];
+    outside.offset += 1ull << 40; /* behind any block of a GPU */
+    GPU_TRY(br_swap_tensor_at(e, "a", 0, &first));
+    GPU_TRY(br_swap_begin(e, "a", 2, 0, &answer));
+    GPU_EXPECT(br_swap_ipc(e, "a", 0, &outside) == BR_E_FORMAT, "ipc: a tensor outside of its block was taken");
+    GPU_EXPECT(strstr(br_last_error(), first.name) && strstr(br_last_error(), "of a block"), "ipc: refused with '%s'", br_last_error());
+    gpu_expect_live(e, "a", "ipc, after a tensor outside of its block");
     gpu_row(g, "swap.ipc", "small from the memory of another process", us, 1, 0, &digest[1]);
     put(to_other[1], "x", 1);
     GPU_EXPECT(waitpid(other, &status, 0) == other && status == 0, "ipc: the other process ended with %d", status);
