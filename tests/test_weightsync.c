@@ -334,7 +334,7 @@ START_TEST(what_leaves_its_block_is_refused) {
 }
 END_TEST
 
-/* Long tensors come in first, but of several that are not finite the first of the manifest is named. */
+/* Long tensors come in first, but of several that are not finite, or not there, the first of the manifest is named. */
 START_TEST(the_first_bad_tensor_is_named) {
     br_swap_answer answer;
     begin();
@@ -353,6 +353,12 @@ START_TEST(the_first_bad_tensor_is_named) {
     CHECK_FAILS(ws_from_memory(t.stage, (const uint16_t *const *)t.value, m->n_tensor, NULL, 0, 0, 0, &answer), BR_E_FORMAT);
     ck_assert_msg(strstr(br_last_error(), name) && strstr(br_last_error(), "element 3 is NaN"), "%s: wanted %s", br_last_error(), name);
     ck_assert_int_eq(ws_status_of(t.stage).state, BR_SWAP_IDLE);
+    const uint16_t *value[2 * MAPS_MAX];
+    memcpy(value, t.value, sizeof value);
+    value[first] = value[second] = NULL;
+    CHECK_FAILS(ws_from_memory(t.stage, value, m->n_tensor, NULL, 0, 0, 0, &answer), BR_E_FORMAT);
+    ck_assert_msg(strstr(br_last_error(), name) && strstr(br_last_error(), "0 bytes"), "%s: wanted %s", br_last_error(), name);
+    ck_assert(answer == BR_SWAP_REFUSED && ws_status_of(t.stage).state == BR_SWAP_IDLE);
     end();
 }
 END_TEST

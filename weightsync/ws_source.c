@@ -77,6 +77,9 @@ br_status ws_from_memory(ws_stage *stage, const uint16_t *const *value, int64_t 
     if (*answer != BR_SWAP_DONE)
         return BR_OK;
     *answer = BR_SWAP_REFUSED;
+    for (int64_t i = 0; i < n_tensor; i++)
+        if (!value[i])
+            return ws_whole(stage, i, NULL); /* refused: the caller's first, not the first on its way */
     for (int64_t k = 0; k < n_tensor; k++)
         BR_TRY(ws_whole(stage, manifest->order[k], value[manifest->order[k]]));
     BR_TRY(ws_end(stage, expected));
