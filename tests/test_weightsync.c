@@ -4,6 +4,7 @@
 #include "config_json.h"
 #include "init_presets.h"
 #include "test_support.h"
+#include "ws_long.h"
 #include "ws_source.h"
 
 #include <stdio.h>
@@ -363,6 +364,13 @@ START_TEST(the_first_bad_tensor_is_named) {
 }
 END_TEST
 
+START_TEST(long_is_twice_the_mean) {
+    ck_assert(ws_is_long(4, 4, 2) && !ws_is_long(3, 4, 2));
+    ck_assert(ws_is_long(3, 4, 3) && !ws_is_long(2, 4, 3)); /* of a mean that is no whole number too */
+    ck_assert(!ws_is_long(7, 7, 1));
+}
+END_TEST
+
 START_TEST(versions_follow_each_other) {
     br_swap_answer answer;
     begin();
@@ -541,6 +549,7 @@ Suite *test_weightsync_suite(void) {
     tcase_add_test(tcase, ends_are_refused_with_a_sentence);
     tcase_add_test(tcase, what_leaves_its_block_is_refused);
     tcase_add_test(tcase, the_first_bad_tensor_is_named);
+    tcase_add_test(tcase, long_is_twice_the_mean);
     tcase_add_test(tcase, versions_follow_each_other);
     tcase_add_test(tcase, any_cut_into_chunks_gives_the_same);
     tcase_add_test(tcase, a_narrower_version_leaves_nothing_behind);

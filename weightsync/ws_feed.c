@@ -2,10 +2,11 @@
 #include "ws_feed.h"
 
 #include "br_mem.h"
+#include "ws_long.h"
 
 #include <string.h>
 
-enum { SLOTS = 2, SLOT_VIEWS = 8192, FIRST_VIEWS = 1024, LONG = 2 /* times the mean */, ALIGN = 16, DIRECT_MIN = 4096 };
+enum { SLOTS = 2, SLOT_VIEWS = 8192, FIRST_VIEWS = 1024, ALIGN = 16, DIRECT_MIN = 4096 };
 
 /* So many bytes from src to this place of the slot. */
 typedef struct feed_run {
@@ -105,15 +106,14 @@ static size_t bytes_of(const br_view *v) {
     return (size_t)v->n_row * (size_t)v->n_col * sizeof(uint16_t);
 }
 
-/* Values of LONG times the mean and more go first, so that none of them is what the device waits for in the end. to: where results of this
- * slot go. Copies and runs go by place, not by number. */
+/* Long values go first (ws_long.h). to: where results of this slot go. Copies and runs go by place, not by number. */
 static void long_first(feed_slot *slot, ws_seen *to) {
     size_t sum = 0;
     int32_t n_long = 0;
     for (int32_t i = 0; i < slot->n_view; i++)
         sum += bytes_of(&slot->view[i]);
     for (int32_t i = 0; i < slot->n_view; i++) {
-        if (bytes_of(&slot->view[i]) < LONG * (sum / (size_t)slot->n_view))
+        if (!ws_is_long(bytes_of(&slot->view[i]), sum, (uint64_t)slot->n_view))
             continue;
         const int32_t k = n_long++;
         const br_view view = slot->view[k];

@@ -4,10 +4,9 @@
 #include "br_mem.h"
 #include "lora_file.h"
 #include "lora_recipe.h"
+#include "ws_long.h"
 
 #include <string.h>
-
-enum { LONG = 2 /* times the mean */ };
 
 br_status ws_manifest_open(ws_manifest *manifest, const br_config *config) {
     *manifest = (ws_manifest){.config = config, .n_map = lora_map_count(config)};
@@ -57,7 +56,7 @@ static void order(ws_manifest *manifest) {
         sum += bytes_at(manifest, i);
     for (int is_long = 1; is_long >= 0; is_long--)
         for (int64_t i = 0; i < n; i++)
-            if ((bytes_at(manifest, i) * (uint64_t)n >= LONG * sum) == is_long)
+            if (ws_is_long(bytes_at(manifest, i), sum, (uint64_t)n) == is_long)
                 manifest->order[k++] = (int32_t)i;
 }
 

@@ -20,8 +20,7 @@ typedef struct ws_manifest {
     lora_map *map;    /* (n_map) */
     lora_scale *plan; /* (n_map) */
     int64_t *touched; /* (n_map) the n_tensor / 2 maps that the plan touches come first */
-    int32_t *order;   /* (n_tensor) tensors in the order in which they had best come in: long ones first, so that none is what a device is still
-                         at when it is done with all others */
+    int32_t *order;   /* (n_tensor) tensors in the order in which they had best come in: long ones first (ws_long.h) */
     lora_text text;   /* of a version's digest */
     br_digest digest; /* of name, kind, dtype, shape, alpha and rslora of each tensor */
 } ws_manifest;
