@@ -120,6 +120,8 @@ static br_status run_recorded(br_engine *e, const br_step *step) {
     return br_graph_run(e->loaded.device, known->graph);
 }
 
+/* Where a call in the middle fails, what was queued before it still runs, and nothing waits for it here: the host memory that it reads and
+ * writes is the engine's own mirrors, no further step lays anything out in them (`broken`), and closing them waits. */
 static br_status compute(br_engine *e, const sched_plan *plan, int32_t n_sample) {
     br_device *device = e->loaded.device;
     br_step step = {.page_base = e->pages, .state_base = e->states, .trace = e->trace};
