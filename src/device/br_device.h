@@ -4,7 +4,9 @@
  * at the call, and "cuda", where it is the memory of one GPU and everything happens in the order of one stream; what has to run beside
  * that goes to lanes. It knows no tensor and no op. Nothing here allocates after open but the calls named alloc, graph and lane.
  *
- * Errors of the device itself are BR_E_DEVICE; once one was seen, every later call fails with it. */
+ * Errors of the device itself are BR_E_DEVICE. A lost device fails every later call with it; a call that is only refused, as a launch or
+ * a copy of a wrong size is, fails alone, and what was queued before it goes on: whoever keeps such a device waits before he touches host
+ * memory that it reads or writes. Freeing and closing a mirror wait for the device's stream, not for its lanes. */
 #ifndef BR_DEVICE_H
 #define BR_DEVICE_H
 

@@ -1,7 +1,7 @@
 /* One GPU as a device: memory, one stream, recorded steps; see br_device.h.
  *
  * Every call goes to one stream, its own (non-blocking) or the caller's, so that order is the order of calls; a lane is a device with a
- * stream of its own. A failed call is sticky: CUDA keeps returning the error of a lost device, and so do we. */
+ * stream of its own. The error of a lost device is sticky: CUDA keeps returning it, and so do we. Any other is of one call. */
 #include <cuda_runtime.h>
 #include <stdio.h>
 #include <string.h>
@@ -27,6 +27,7 @@ typedef struct cuda_device {
 static br_status check(cudaError_t error, const char *what) {
     if (error == cudaSuccess)
         return BR_OK;
+    cudaGetLastError(); /* forgets what is not sticky, or the next launch would be blamed for it */
     return br_fail(BR_E_DEVICE, "the GPU failed at %s: %s", what, cudaGetErrorString(error));
 }
 
