@@ -50,7 +50,7 @@ def table():
     for cells in lines[begin + 2 :]:
         if len(cells) != len(TITLE):
             break
-        run = re.fullmatch(r"(\w+)(?: seed (\d))?(?:, cut off)?", cells[0])
+        run = re.fullmatch(r"(\w+)(?: seed (\d))?", cells[0])
         found[f"{run[1]}_seed{run[2] or 1}"] = dict(zip(TITLE, cells))
     return found
 
