@@ -23,7 +23,8 @@ enum {
     PIPE_WEIGHTS = PIPE_SUBS * PIPE_SUB,
     PIPE_STAGE = PIPE_WEIGHTS + PIPE_ROWS_BYTES,
     PIPE_STAGES = 4, /* about 200 KB in flight or in use */
-    PIPE_OFFSETS = EXPERTS_TILE_MAX / 16 /* rows of a tile that one feeding thread copies */
+    PIPE_OFFSETS = EXPERTS_TILE_MAX / 16, /* rows of a tile that one feeding thread copies */
+    PIPE_SIDE_PLACES = (EXPERTS_TILE_MAX + 63) / 64 /* the same in an adapter's stage */
 };
 
 typedef struct pipe_item {
@@ -232,13 +233,29 @@ static __device__ __forceinline__ const unsigned char *fp4_blocks(const experts_
     return p.w[map] + p.w_stride[map] * (size_t)item.tile.expert + first * n_chunk * EXPERTS_FP4_BLOCK;
 }
 
+/* The first place of eight after eight that a feeding thread copies in an adapter's stage; its others lie 64 apart. */
+static __device__ __forceinline__ int32_t side_place(uint32_t thread) {
+    return (int32_t)(thread >> 4) * 8 + (int32_t)(thread & 7);
+}
+
+/* Bit j: that place + 64 j has the slot. The loads do not wait for one another. */
+static __device__ __forceinline__ uint32_t side_own(const experts_product &p, const experts_tile &tile, int32_t slot, uint32_t thread) {
+    uint32_t own = 0;
+#pragma unroll
+    for (int j = 0; j < PIPE_SIDE_PLACES; j++) {
+        const int32_t place = side_place(thread) + 64 * j;
+        own |= place < tile.n && p.plan.slot[tile.begin + place] == slot ? 1u << j : 0u;
+    }
+    return own;
+}
+
 /* One k-block of a slot: B into the place of the weights, T of the slot's own rows behind it, map after map. Zeros for the rows of
- * other slots, and for a map whose adapter is absent or of a lower rank. */
+ * other slots, and for a map whose adapter is absent or of a lower rank. own: of side_own. */
 template <experts_kind KIND>
-static __device__ __forceinline__ void feed_side(const experts_product &p, const pipe_item &item, int32_t slot, int32_t k, uint32_t thread,
-                                                 uint32_t weights, uint32_t rows) {
-    const int32_t r = (int32_t)(thread & 7), h = (int32_t)(thread >> 3 & 1), group = (int32_t)(thread >> 4);
-    const uint32_t to = (uint32_t)(group * PIPE_GROUP_SIDE + h * PIPE_LEAD + r * 16);
+static __device__ __forceinline__ void feed_side(const experts_product &p, const pipe_item &item, int32_t slot, int32_t k, uint32_t own,
+                                                 uint32_t thread, uint32_t weights, uint32_t rows) {
+    const int32_t h = (int32_t)(thread >> 3 & 1), group = (int32_t)(thread >> 4), first = side_place(thread);
+    const uint32_t to = (uint32_t)(group * PIPE_GROUP_SIDE + h * PIPE_LEAD + (first & 7) * 16);
     k += h * 8;
 #pragma unroll 1
     for (int sub = 0; sub < PIPE_SUBS; sub++) {
@@ -246,18 +263,20 @@ static __device__ __forceinline__ void feed_side(const experts_product &p, const
             continue;
         const experts_side &side = p.side[sub_map<KIND>(sub)][slot];
         const bi_bf16 *b = reinterpret_cast<const bi_bf16 *>(side.data + side.stride * (size_t)item.tile.expert);
-        const int32_t at = group * 8 + r, row = sub_row<KIND>(item.slab, sub) + (at & ~15) + bi_experts_row(at & 15), ld = pad16(side.rank);
+        const int32_t row = sub_row<KIND>(item.slab, sub) + (first & ~15) + bi_experts_row(first & 15), ld = pad16(side.rank);
         const bool real = k < ld && row < p.n_out;
         copy16(weights + (uint32_t)sub * PIPE_SUB_SIDE + to, real ? b + (int64_t)row * ld + k : p.t[0], real);
     }
-#pragma unroll 1
+#pragma unroll
     for (int32_t map = 0; map < side_maps<KIND>(); map++) {
         const bool have = k < pad16(p.side[map][slot].rank);
-#pragma unroll 1
-        for (int32_t place = group * 8 + r; place < item.tile.n; place += 64) {
-            const bool own = have && p.plan.slot[item.tile.begin + place] == slot;
-            const bi_bf16 *t = p.t[map] + (int64_t)(item.tile.begin + place) * p.t_ld + k;
-            copy16(rows + (uint32_t)map * PIPE_ROWS_SIDE + to + (uint32_t)(place / 8 - group) * PIPE_GROUP_SIDE, own ? t : p.t[0], own);
+        const bi_bf16 *t = p.t[map] + (int64_t)(item.tile.begin + first) * p.t_ld + k;
+#pragma unroll
+        for (int j = 0; j < PIPE_SIDE_PLACES; j++) {
+            const uint32_t at = rows + (uint32_t)map * PIPE_ROWS_SIDE + to + (uint32_t)(8 * j) * PIPE_GROUP_SIDE;
+            const bool is_own = have && (own >> j & 1u);
+            if (first + 64 * j < item.tile.n)
+                copy16(at, is_own ? t + 64 * j * p.t_ld : p.t[0], is_own);
         }
     }
 }
@@ -282,9 +301,9 @@ static __device__ __forceinline__ void feed_item(const experts_product &p, const
         pipe_next(ring);
     }
     each_side<KIND>(p, item, [&](int32_t slot, int32_t k) {
-        const uint32_t to = ring.memory + ring.stage * PIPE_STAGE;
+        const uint32_t to = ring.memory + ring.stage * PIPE_STAGE, own = side_own(p, item.tile, slot, thread);
         bar_wait(ring.empty + 8 * ring.stage, ring.phase ^ 1);
-        feed_side<KIND>(p, item, slot, k, thread, to, to + PIPE_WEIGHTS);
+        feed_side<KIND>(p, item, slot, k, own, thread, to, to + PIPE_WEIGHTS);
         arrive_copied(ring.full + 8 * ring.stage);
         pipe_next(ring);
     });

@@ -3,7 +3,7 @@
  *
  * One launch a class of tiles, so that the width of the tensor-core step is a constant: with a choice of widths in the main loop the
  * compiler does not overlap anything. Grid: one block an SM, each walking items (tile, slab of 128 or 256 outputs) blockIdx.x,
- * + gridDim.x, ... Block: two warpgroups that multiply and one warp that copies; shared memory: a ring of stages of 64 k, about
+ * + gridDim.x, ... Block: two warpgroups that multiply and one that copies; shared memory: a ring of stages of 64 k, about
  * 200 KB. The rows of the tiles lie in memory as the stages have them (wide_rows_kernel, and h as the product before leaves it), so a
  * stage is five bulk copies. Weights stand on the M side, expanded in registers: the fragments of a k-block are made while the
  * tensor cores still work on the one before. Order of an output: k ascending in blocks of 16 by wgmma, then the k-blocks of its
@@ -36,6 +36,12 @@ static __device__ __forceinline__ void wide_next(wide_ring &ring) {
     }
 }
 
+static __device__ __forceinline__ void wide_skip(wide_ring &ring, uint32_t n) {
+    n += ring.stage;
+    ring.stage = n % WIDE_STAGES;
+    ring.phase ^= n / WIDE_STAGES & 1;
+}
+
 /* Shared-memory addresses: stages, then where a stage is full, then where it is empty. */
 typedef struct wide_memory {
     uint32_t stages, bars;
@@ -46,6 +52,15 @@ static __device__ __forceinline__ uint32_t wide_full(const wide_memory &memory, 
 }
 static __device__ __forceinline__ uint32_t wide_empty(const wide_memory &memory, uint32_t stage) {
     return memory.bars + 8 * (WIDE_STAGES + stage);
+}
+
+/* Item i of the tiles of class c. */
+static __device__ __forceinline__ pipe_item wide_item_at(const experts_product &p, int32_t c, int32_t i) {
+    const int32_t at = p.plan.of_class[c * p.plan.tile_max + i / p.n_part];
+    const int4 raw = *reinterpret_cast<const int4 *>(p.plan.tile + at);
+    pipe_item item = {{raw.x, raw.y, raw.z, (uint32_t)raw.w}, i % p.n_part, 0, 0};
+    item.row = blocked_row(item.tile, at);
+    return item;
 }
 
 /* ---- rows in blocks ------------------------------------------------------------------------------------------------ */
@@ -72,7 +87,7 @@ static __global__ void __launch_bounds__(WIDE_GATHER_THREADS) wide_rows_kernel(c
     }
 }
 
-/* ---- the copying warp ---------------------------------------------------------------------------------------------- */
+/* ---- the copying warps --------------------------------------------------------------------------------------------- */
 
 /* Asked anew where it is needed: there are few registers. */
 static __device__ __forceinline__ uint32_t this_lane(void) {
@@ -86,10 +101,10 @@ static __device__ __forceinline__ uint32_t this_thread(void) {
     return thread;
 }
 
-/* Lanes 0..3 ask for the weights of the parts, lane 4 for the rows. */
+/* The item's own stages, by the first copying warp: lanes 0..3 ask for the weights of the parts, lane 4 for the rows. */
 template <experts_kind KIND>
-static __device__ __forceinline__ void wide_feed_item(const experts_product &p, const pipe_item &item, const wide_memory &memory,
-                                                      wide_ring &ring) {
+static __device__ __forceinline__ void wide_feed_own(const experts_product &p, const pipe_item &item, const wide_memory &memory,
+                                                     wide_ring &ring) {
     const uint32_t lane = this_lane();
     const int32_t n_chunk = blocked_chunks(p.n_in), row_bytes = pad8(item.tile.n) * EXPERTS_K * (int32_t)sizeof(bi_bf16);
     const bool asks = lane < PIPE_SUBS ? sub_used<KIND>(p, item, (int)lane) : lane == PIPE_SUBS;
@@ -110,20 +125,43 @@ static __device__ __forceinline__ void wide_feed_item(const experts_product &p, 
         from += bytes;
         wide_next(ring);
     }
+}
+
+static __device__ __forceinline__ void feeders_sync(void) {
+    asm volatile("barrier.sync 1, 128;\n" ::: "memory");
+}
+
+/* The stages of adapters, by all four: their rows lie apart, so they are many small copies, each with an address of its own. */
+template <experts_kind KIND>
+static __device__ __forceinline__ void wide_feed_sides(const experts_product &p, const pipe_item &item, const wide_memory &memory,
+                                                       wide_ring &ring) {
     each_side<KIND>(p, item, [&](int32_t slot, int32_t k) {
-        const uint32_t own = this_lane();
-        const uint32_t to = memory.stages + ring.stage * WIDE_STAGE;
-        bar_wait(wide_empty(memory, ring.stage), ring.phase ^ 1);
-#pragma unroll 1
-        for (uint32_t thread = own; thread < 128; thread += 32)
-            feed_side<KIND>(p, item, slot, k, thread, to + PIPE_ROWS_BYTES, to);
+        const uint32_t thread = this_thread() - 2 * 128, to = memory.stages + ring.stage * WIDE_STAGE;
+        const uint32_t own = side_own(p, item.tile, slot, thread);
+        if (thread < 32) /* the others may be turns of the ring ahead, where a phase says nothing */
+            bar_wait(wide_empty(memory, ring.stage), ring.phase ^ 1);
+        feeders_sync();
+        feed_side<KIND>(p, item, slot, k, own, thread, to + PIPE_ROWS_BYTES, to);
         asm volatile("cp.async.wait_all;\n" ::: "memory");
         proxy_fence();
-        __syncwarp();
-        if (own == 0)
+        feeders_sync();
+        if (thread == 0)
             bar_arrive(wide_full(memory, ring.stage));
         wide_next(ring);
     });
+}
+
+template <experts_kind KIND>
+static __device__ __forceinline__ void wide_feed(const experts_product &p, int32_t c, volatile const int32_t *n_item, const wide_memory &memory,
+                                                 wide_ring ring) {
+    for (int32_t i = (int32_t)blockIdx.x; i < *n_item; i += (int32_t)gridDim.x) {
+        const pipe_item item = wide_item_at(p, c, i);
+        if (this_thread() < 2 * 128 + 32)
+            wide_feed_own<KIND>(p, item, memory, ring);
+        else
+            wide_skip(ring, (uint32_t)blocked_chunks(p.n_in));
+        wide_feed_sides<KIND>(p, item, memory, ring);
+    }
 }
 
 /* ---- the multiplying warpgroups ------------------------------------------------------------------------------------ */
@@ -242,15 +280,6 @@ static __device__ __forceinline__ void wide_item(const experts_product &p, const
     finish<KIND, W, true>(p, item, this_multiplier(), acc);
 }
 
-/* Item i of the tiles of class c. */
-static __device__ __forceinline__ pipe_item wide_item_at(const experts_product &p, int32_t c, int32_t i) {
-    const int32_t at = p.plan.of_class[c * p.plan.tile_max + i / p.n_part];
-    const int4 raw = *reinterpret_cast<const int4 *>(p.plan.tile + at);
-    pipe_item item = {{raw.x, raw.y, raw.z, (uint32_t)raw.w}, i % p.n_part, 0, 0};
-    item.row = blocked_row(item.tile, at);
-    return item;
-}
-
 /* CLASS: of the tiles. The launch for the next class begins on an SM when this one's block leaves it, and ends after this one. */
 template <experts_kind KIND, int CLASS>
 static __global__ void __launch_bounds__(WIDE_THREADS, 1) wide_kernel(const __grid_constant__ experts_product p) {
@@ -271,11 +300,8 @@ static __global__ void __launch_bounds__(WIDE_THREADS, 1) wide_kernel(const __gr
     __syncthreads();
     if (this_thread() >= 2 * 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"((int)WIDE_REGISTERS_FEED));
-        if (this_thread() >= 2 * 128 + 32)
-            bi_cuda_await_before(); /* warps with nothing else to do: for the launch before */
-        else
-            for (int32_t i = (int32_t)blockIdx.x; i < *(volatile int32_t *)&n_item; i += (int32_t)gridDim.x)
-                wide_feed_item<KIND>(p, wide_item_at(p, CLASS, i), memory, ring);
+        wide_feed<KIND>(p, CLASS, &n_item, memory, ring);
+        bi_cuda_await_before(); /* so that this launch ends behind the one before */
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"((int)WIDE_REGISTERS));
         for (int32_t i = (int32_t)blockIdx.x; i < *(volatile int32_t *)&n_item; i += (int32_t)gridDim.x)
