@@ -108,7 +108,8 @@ static int32_t rank_max(const dense_job *job) {
     return most;
 }
 
-/* Launches tiles of T, of y, or of both; T is there already where only y is wanted. */
+/* Launches tiles of T, of y, or of both; T is there already where only y is wanted. Without adapters there is less than a wave of tiles of one
+ * length: behind a launch that leaves its SMs one after another they would pile up on the first ones, so they start when all are free. */
 static void launch(const tile_form *form, const dense_job *from, int want_t, int want_y, uint32_t *arrived, cudaStream_t stream) {
     dense_job job = *from;
     job.token_tiles = (int32_t)bi_ceil_div(job.n_row, form->tokens);
@@ -116,7 +117,10 @@ static void launch(const tile_form *form, const dense_job *from, int want_t, int
     job.w_tiles = want_y ? (int32_t)bi_ceil_div(job.n_out, form->rows) : 0;
     job.arrived = want_t && want_y ? arrived : NULL;
     const int64_t n_block = (int64_t)job.n_head * job.token_tiles * ((int64_t)job.n_slot * job.t_tiles + job.w_tiles);
-    bi_cuda_launch_on(stream, form->kernel, (unsigned)n_block, form->threads, (size_t)form->shared, job);
+    if (job.n_slot)
+        bi_cuda_launch_on(stream, form->kernel, (unsigned)n_block, form->threads, (size_t)form->shared, job);
+    else
+        form->kernel<<<(unsigned)n_block, form->threads, form->shared, stream>>>(job);
 }
 
 br_status bi_dense_tiles(bi_ctx *ctx, const dense_job *job, cudaStream_t stream) {

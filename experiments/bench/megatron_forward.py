@@ -2,9 +2,9 @@
 """The trainer's forward (Megatron-Core, no gradients) beside `bitroll score` on the same packs: bits first, then times.
 
 Makes a checkpoint and an adapter, scores packs of --tokens rows with the command, computes them with the trainer, and compares the digest of
-all log-probs. Then times of one pack, from tokens on the host to log-probs on the host: the trainer's median, and the command's, taken
-from two runs so that its start drops out. Ends with one line of JSON, with --csv also a row of the table of `bitroll bench`; fails when bits
-differ.
+all log-probs. Then times of one pack, from tokens on the host to log-probs on the host, in turn: medians of the trainer's, and of the
+command's, each taken from two runs so that its start drops out. Ends with one line of JSON, with --csv also a row of the table of `bitroll
+bench`; fails when bits differ.
 
     megatron_forward.py --bitroll build/bitroll --library build/libbitroll.so --backend cuda
 """
@@ -28,7 +28,7 @@ from bitroll import abi, lora, mcore, peft
 from bitroll.ops import Ops
 from bitroll.tensors import Checkpoint
 
-RANK, ALPHA, FEW, WARM = 32, 64.0, 2, 3
+RANK, ALPHA, FEW, WARM, ROUNDS = 32, 64.0, 2, 3, 3
 
 
 def options():
@@ -126,12 +126,14 @@ def main():
         print(f"log-prob digest of {len(few)} sequences: command {wanted['logprob_digest']}, trainer {found}")
         if wanted["logprob_digest"] != found:
             sys.exit("the log-probs of the trainer's forward are not the command's: nothing was timed")
-        peer = (score(o, place, texts)["forward_seconds"] - wanted["forward_seconds"]) / (o.packs - FEW)
-        times, queued = [], []
-        for i in range(WARM + o.repeat):
-            begin = time.perf_counter()
-            trainer.log_probs(*packs[i % FEW])
-            times.append(time.perf_counter() - begin)
+        peers, times, queued = [], [], []
+        for _ in range(ROUNDS):  # in turn, so that both meet the same clocks
+            peers.append((score(o, place, texts)["forward_seconds"] - score(o, place, few)["forward_seconds"]) / (o.packs - FEW))
+            for i in range(WARM + o.repeat):
+                begin = time.perf_counter()
+                trainer.log_probs(*packs[i % FEW])
+                times += [time.perf_counter() - begin] * (i >= WARM)
+        peer = statistics.median(peers)
         for i in range(o.repeat):  # how long Python takes to put a forward into the queue, of which the GPU sees nothing while it is busy
             lengths, *host = packs[i % FEW]
             device = [t.to(trainer.ops.device) for t in host]
@@ -141,11 +143,11 @@ def main():
                 trainer.model.log_probs(device[0], mcore.pack(lengths), *device[1:], entropy=False)
             queued.append(time.perf_counter() - begin)
             trainer.ops.wait()
-        own = statistics.median(times[WARM:])
+        own = statistics.median(times)
         if o.csv:
-            bench_table.append(o.csv, [row_of(o, times[WARM:], peer, found)])
+            bench_table.append(o.csv, [row_of(o, times, peer, found)])
         print(json.dumps(dict(preset=o.preset, backend=o.backend, rows=o.tokens, sequences=o.sequences, score_ms=round(peer * 1e3, 3),
-                              trainer_ms=round(own * 1e3, 3), trainer_ms_min=round(min(times[WARM:]) * 1e3, 3),
+                              trainer_ms=round(own * 1e3, 3), trainer_ms_min=round(min(times) * 1e3, 3),
                               queue_ms=round(statistics.median(queued) * 1e3, 3), ratio=round(peer / own, 4), digest=found)))
 
 
