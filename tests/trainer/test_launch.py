@@ -53,7 +53,7 @@ RUNS = (  # status, done, rows, verify; what is said
 
 
 class Rl100(unittest.TestCase):
-    def stubs(self, place):
+    def put_stand_ins(self, place):
         for name, text in STUBS.items():
             path = os.path.join(place, name)
             with open(path, "w", encoding="ascii") as file:
@@ -63,7 +63,7 @@ class Rl100(unittest.TestCase):
     def rl100(self, runs):
         """(status, what failed, by name)."""
         with tempfile.TemporaryDirectory() as place:
-            self.stubs(place)
+            self.put_stand_ins(place)
             os.mkdir(os.path.join(place, "plan"))
             for name, seed, plan, _ in runs:
                 with open(os.path.join(place, "plan", f"{name}_seed{seed}"), "w", encoding="ascii") as file:
@@ -88,7 +88,7 @@ class Rl100(unittest.TestCase):
 
     def test_a_gpu_that_is_not_there_is_said_before_anything_starts(self):
         with tempfile.TemporaryDirectory() as place:
-            self.stubs(place)
+            self.put_stand_ins(place)
             out = os.path.join(place, "out")
             for backend, found, said in (("cuda", 3, "BACKEND is cuda, and torch finds no GPU on this machine: BACKEND=oracle runs without one"),
                                          ("", 3, "BACKEND is cuda, and torch finds no GPU on this machine: BACKEND=oracle runs without one"),
