@@ -132,8 +132,8 @@ static const struct {
     {"generate --temperature nan", "--temperature: expected a number, found 'nan'"},
     {"generate --temperature inf", "--temperature: expected 0, or a number from 0.0009765625 to 1024"},
     {"generate --temperature 0.0001", "--temperature: expected 0, or a number from 0.0009765625 to 1024"},
-    {"generate --top-p 0", "--top-p: expected a number from"},
-    {"generate --top-p 1.01", "--top-p: expected a number from"},
+    {"generate --top-p 0", "--top-p: expected a number above 0, at most 1, found '0'"},
+    {"generate --top-p 1.01", "--top-p: expected a number above 0, at most 1, found '1.01'"},
     {"generate --min-p -0.1", "--min-p: expected a number from 0 to 1"},
     {"generate --top-logprobs 21", "--top-logprobs: expected a number from 0 to 20"},
     {"generate --state-every 0", "--state-every: expected -1, or a number from 64"},
@@ -153,6 +153,12 @@ static const struct {
     /* the environment */
     {"inspect --model nowhere", "nowhere/config.json"},
     {"digest nowhere", "nowhere"},
+    {"digest r.h5", "r.h5: a file: expected a folder, to open config.json in it"},
+    {"digest pico/config.json", "pico/config.json: a file: expected a folder, to open config.json in it"},
+    {"inspect --model r.h5", "r.h5: a file: expected a folder, to open config.json in it"},
+    {"generate --model pico --adapter red=r.h5 --prompts prompts.jsonl --out r2.h5", "r.h5: a file: expected a folder, to open adapter_model"},
+    {"init --preset pico --out r.h5", "r.h5: a file: expected a folder, to create "},
+    {"help nothing", "no verb 'nothing'; see bitroll --help"},
     {"verify nowhere.h5", "nowhere.h5"},
     {"parity prompts.jsonl t.h5", "prompts.jsonl"},
     {"score --model pico --in nowhere.h5 --out t2.h5", "nowhere.h5"},
@@ -176,6 +182,7 @@ static const char *const on_gpu[] = {
     "generate --model pico --prompts prompts.jsonl --out gpu.h5 --backend cuda",
     "score --model pico --in r.h5 --out gpu.h5 --backend cuda",
     "verify r.h5 --model pico --adapter red=red --backend cuda",
+    "bench --peer none",
 };
 
 enum { N_ON_GPU = sizeof on_gpu / sizeof on_gpu[0] };
@@ -191,7 +198,8 @@ START_TEST(a_gpu_that_is_not_there) {
     }
     ck_assert(status == BR_E_DEVICE || status == BR_E_UNSUPPORTED);
     ck_assert_ptr_nonnull(strstr(br_last_error(), status == BR_E_DEVICE ? "no CUDA device: " : ""));
-    snprintf(wanted, sizeof wanted, "bitroll: %.*s: %s\n", (int)strcspn(on_gpu[_i], " "), on_gpu[_i], br_last_error());
+    snprintf(wanted, sizeof wanted, "bitroll: %.*s: %s: --backend oracle %s\n", (int)strcspn(on_gpu[_i], " "), on_gpu[_i], br_last_error(),
+             strncmp(on_gpu[_i], "bench", 5) == 0 ? "--scale tiny is a dry run without a GPU" : "computes the same bits without a GPU");
     snprintf(path, sizeof path, "%s/gpu.h5", folder);
     EXPECT(2, "%s", on_gpu[_i]);
     ck_assert_str_eq(err, wanted);
@@ -262,6 +270,15 @@ START_TEST(verb_help) {
 }
 END_TEST
 
+static void check_same_output(const char *a, const char *b) {
+    static char said[TEXT_BYTES];
+    EXPECT(0, "%s", a);
+    memcpy(said, out, sizeof said);
+    EXPECT(0, "%s", b);
+    ck_assert_str_eq(out, said);
+    ck_assert_str_eq(err, "");
+}
+
 START_TEST(top_help) {
     EXPECT(0, "--help");
     for (int i = 0; i < N_DOCUMENTED; i++) {
@@ -270,6 +287,11 @@ START_TEST(top_help) {
         ck_assert_ptr_nonnull(strstr(out, name));
     }
     ck_assert_ptr_nonnull(strstr(out, "exit 0"));
+    check_same_output("--help", "help");
+    check_same_output("--help", "help --help");
+    check_same_output("verify --help", "help verify");
+    check_same_output("--version", "version");
+    expect_match(out, "^bitroll [0-9]+\\.[0-9]+\\.[0-9]+\n$");
 }
 END_TEST
 

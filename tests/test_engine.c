@@ -223,6 +223,16 @@ START_TEST(bad_requests_are_refused_with_a_sentence) {
     prompt[2] = 1;
     request.n_prompt = 130;
     CHECK_FAILS(br_submit(engine, &request, &id), BR_E_CAPACITY);
+    ck_assert_msg(strstr(br_last_error(), "a prompt of 130 tokens and a response of 16 need kv_pages 3, there are 2"), "%s", br_last_error());
+    request.n_prompt = 100;
+    request.sampling.max_new = 28; /* two whole pages */
+    CHECK_OK(br_submit(engine, &request, &id));
+    request.sampling.max_new = 29;
+    CHECK_FAILS(br_submit(engine, &request, &id), BR_E_CAPACITY);
+    request.sampling.max_new = 1 << 20; /* no number of pages helps */
+    CHECK_FAILS(br_submit(engine, &request, &id), BR_E_CAPACITY);
+    ck_assert_msg(strstr(br_last_error(), "exceed the longest sequence"), "%s", br_last_error());
+    request.sampling.max_new = 16;
     request.n_prompt = 3;
     request.adapter = "nobody";
     CHECK_FAILS(br_submit(engine, &request, &id), BR_E_NOT_FOUND);

@@ -1,5 +1,6 @@
 """The importers of JSON dumps on tiny dumps in each stack's form, whole, cut off and without a field; then `bitroll parity --foreign` on
 what they wrote. BITROLL names the command."""
+import errno
 import json
 import os
 import struct
@@ -77,10 +78,13 @@ class Rig(unittest.TestCase):
             file.write(text)
         return self.path(name)
 
-    def run_importer(self, name, dump, *options, out="f.h5"):
+    def run_module(self, module, *arguments, stdout=subprocess.PIPE):
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join([os.path.join(TREE, "trainer_bridge"), os.environ.get("PYTHONPATH", "")]))
-        command = [sys.executable, "-B", "-m", f"bitroll.importers.{name}", dump, "--out", self.path(out), *options]
-        return subprocess.run(command, capture_output=True, text=True, env=environment)
+        return subprocess.run([sys.executable, "-B", "-m", f"bitroll.{module}", *arguments], stdout=stdout, stderr=subprocess.PIPE, text=True,
+                              env=environment)
+
+    def run_importer(self, name, dump, *options, out="f.h5"):
+        return self.run_module(f"importers.{name}", dump, "--out", self.path(out), *options)
 
     def imported(self, name, dump, *options, out="f.h5"):
         done = self.run_importer(name, dump, *options, out=out)
@@ -298,6 +302,31 @@ class Ours(Rig):
         done = self.parity("ours.h5", "f.h5")
         self.assertEqual(done.returncode, 2)
         self.assertIn("temperature 0.699999988 in the first file, 1.5 in the second", done.stderr)
+
+
+class Programs(Rig):
+    def test_without_a_name_they_are_listed(self):
+        known = sorted(name[:-3] for name in os.listdir(os.path.join(TREE, "trainer_bridge", "bitroll", "importers"))
+                       if name[0] != "_" and name not in ("dump_file.py", "__pycache__"))
+        self.assertEqual(len(known), 5)
+        done, asked = self.run_module("importers"), self.run_module("importers", "--help")
+        self.assertEqual((done.returncode, done.stdout, asked.returncode, asked.stderr), (2, "", 0, ""))
+        self.assertEqual(done.stderr, asked.stdout)
+        self.assertEqual(sorted(line.split()[0] for line in done.stderr.splitlines() if line.startswith("  ")), known)
+        for name, said in (("slime_pt", "slime_pt is a program of its own: python -m bitroll.importers.slime_pt\n"),
+                           ("slime", "there is no importer 'slime'\nusage: ")):
+            done = self.run_module("importers", name, "d.pt")
+            self.assertEqual((done.returncode, done.stdout), (2, ""))
+            self.assertTrue(done.stderr.startswith(f"importers: {said}"), done.stderr)
+
+    def test_a_stdout_that_is_full(self):
+        dump = self.write("d.jsonl", nemo())
+        for name, *arguments in (("importers", "--help"), ("nemo_jsonl", "--help"), ("slime_pt", "--help"), ("verl_dataproto", "--help"),
+                                 ("vllm_json", "--help"), ("sglang_json", "--help"),
+                                 ("nemo_jsonl", dump, "--side", "train", *GIVEN, "--alignment", "same", "--out", self.path("f.h5"))):
+            with self.subTest(name, arguments=arguments), open("/dev/full", "wb") as full:
+                done = self.run_module(name if name == "importers" else f"importers.{name}", *arguments, stdout=full)
+                self.assertEqual((done.returncode, done.stderr), (2, f"{name}: standard output: {os.strerror(errno.ENOSPC)}\n"))
 
 
 if __name__ == "__main__":

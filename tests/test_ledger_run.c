@@ -405,8 +405,8 @@ static void make_model(void) {
 }
 
 /* Three steps of the engine's own texts, under the base, adapter a, adapter b, or only those from `first` on. flipped: a bit of adapter
- * a's step, in all three arrays, so that only the model can tell. */
-static void write_model_run(int first, int flipped) {
+ * a's step, in all three arrays, so that only the model can tell. trainer: the adapter that the trainer's records name, the rollout's when NULL. */
+static void write_model_run(int first, int flipped, const char *trainer) {
     static uint8_t mask[MODEL_SEQS][RIG_TOK_MAX];
     const br_engine_options options = rig_options(&pico);
     br_ledger_run run = fake_ledger_run();
@@ -420,6 +420,8 @@ static void write_model_run(int first, int flipped) {
         br_ledger_step step = {.step = i, .version = i, .seq = seq, .n_seq = MODEL_SEQS};
         CHECK_OK(br_engine_adapter_digest(engine, i == 1 ? "a" : i == 2 ? "b" : "base", &step.adapter_rollout));
         step.adapter_trainer = step.adapter_rollout;
+        if (trainer)
+            CHECK_OK(br_engine_adapter_digest(engine, trainer, &step.adapter_trainer));
         for (int s = 0; s < MODEL_SEQS; s++)
             request[s].adapter = i - 1;
         rig_generate(&options, request, NULL, MODEL_SEQS, text);
@@ -447,7 +449,7 @@ static br_status verify_with(int32_t n_adapter, int32_t n_recompute, br_report *
 START_TEST(the_model_scores_again) {
     br_report report;
     char line[128];
-    write_model_run(0, 0);
+    write_model_run(0, 0, NULL);
     CHECK_OK(verify_with(2, 0, &report));
     snprintf(line, sizeof line, "recomputed  18 sequences of 3 steps: 0 of %lld log-probs differ\n", (long long)report.n_compared);
     SAYS(report.text, line);
@@ -455,7 +457,7 @@ START_TEST(the_model_scores_again) {
     CHECK_OK(verify_with(1, 2, &report)); /* the base and adapter a */
     SAYS(report.text, "recomputed  4 sequences of 2 steps: 0 of ");
     br_report_free(&report);
-    write_model_run(0, 1);
+    write_model_run(0, 1, NULL);
     CHECK_OK(fake_ledger_verify(path, &report)); /* no model, no difference */
     br_report_free(&report);
     CHECK_FAILS(verify_with(2, 0, &report), BR_E_MISMATCH);
@@ -466,25 +468,45 @@ START_TEST(the_model_scores_again) {
 }
 END_TEST
 
-/* As the adapter after a run's last update is. */
-START_TEST(another_adapter_is_refused_with_both_digests) {
+static void adapter_digests(char text_of[2][BR_DIGEST_TEXT_BYTES]) {
     static const char *const name[] = {"a", "b"};
     const br_engine_options options = rig_options(&pico);
     br_engine *engine;
     br_digest digest;
-    br_report report;
-    char line[256], text_of[2][BR_DIGEST_TEXT_BYTES];
     CHECK_OK(br_engine_open(&options, &engine));
     for (int i = 0; i < 2; i++) {
         CHECK_OK(br_engine_adapter_digest(engine, name[i], &digest));
         br_digest_text(digest, text_of[i]);
     }
     br_engine_close(engine);
-    write_model_run(2, 0);
+}
+
+/* As the adapter after a run's last update is. */
+START_TEST(another_adapter_is_refused_with_both_digests) {
+    br_report report;
+    char line[256], text_of[2][BR_DIGEST_TEXT_BYTES];
+    adapter_digests(text_of);
+    write_model_run(2, 0, NULL);
     for (int32_t n = 0; n < 2; n++) {
         CHECK_FAILS(verify_with(n, 1, &report), BR_E_MISMATCH);
         snprintf(line, sizeof line, "given is %s, the last step ran on %s, which a training run leaves in its folder adapter_last_step",
                  n ? text_of[0] : "none", text_of[1]);
+        SAYS(br_last_error(), line);
+        br_report_free(&report);
+    }
+}
+END_TEST
+
+/* Of a stale run the kept adapter is the trainer's: it was said to be missing although it was given. */
+START_TEST(the_trainers_adapter_of_a_stale_run_is_not_asked_for) {
+    br_report report;
+    char line[256], text_of[2][BR_DIGEST_TEXT_BYTES];
+    adapter_digests(text_of);
+    write_model_run(2, 0, "a");
+    for (int32_t n = 0; n < 2; n++) {
+        CHECK_FAILS(verify_with(n, 1, &report), BR_E_MISMATCH);
+        snprintf(line, sizeof line, "given is %s, the rollout of the last step ran on %s, which a training run does not keep; adapter_last_step is "
+                 "what its trainer ran on, %s", n ? text_of[0] : "none", text_of[1], text_of[0]);
         SAYS(br_last_error(), line);
         br_report_free(&report);
     }
@@ -524,6 +546,7 @@ Suite *test_ledger_run_suite(void) {
     tcase_add_test(faults, memory_that_runs_out_is_a_status);
     tcase_add_test(model, the_model_scores_again);
     tcase_add_test(model, another_adapter_is_refused_with_both_digests);
+    tcase_add_test(model, the_trainers_adapter_of_a_stale_run_is_not_asked_for);
     tcase_add_test(model, another_model_is_refused);
     return suite;
 }

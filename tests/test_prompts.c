@@ -181,6 +181,7 @@ START_TEST(what_a_line_may_not_say) {
         {"{\"prompt\": [1], \"temperature\": 1e999}", "line 1"},
         {"{\"prompt\": [1], \"temperature\": NaN}", "line 1"},
         {"{\"prompt\": [1], \"top_p\": 1.01}", "top_p: expected"},
+        {"{\"prompt\": [1], \"top_p\": 0}", "top_p: expected a number above 0, at most 1"},
         {"{\"prompt\": [1], \"min_p\": 1.01}", "min_p: expected"},
         {"{\"prompt\": [1], \"min_p\": true}", "min_p: expected"},
         {"{\"prompt\": [1], \"top_k\": -1}", "top_k: expected"},

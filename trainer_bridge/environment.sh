@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # environment.sh: makes the trainer's Python environment where it is not there yet, and prints the path of its interpreter, a script that
 # sets the library path. The environment lies outside the tree, named by the hash of requirements.lock: built beside its place and
-# renamed, so that a broken installation is never found. Needs Python 3.12 (with venv) and the libraries of a CUDA 13 toolkit, which
-# torch loads when it is imported, with a GPU or without.
+# renamed, so that a broken installation is never found. Needs Python 3.12 (with venv) and the libraries of a CUDA 13 toolkit with cuDNN 9,
+# which torch loads when it is imported, with a GPU or without. Importing all takes ten seconds: it is done again only when a file of the
+# environment, its Python or the toolkit's place is not as it was when that last succeeded.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 lock=$here/requirements.lock
@@ -24,10 +25,14 @@ find_python() {
     die "no Python 3.12 with venv was found: torch and megatron-core of requirements.lock need it"
 }
 
+has_libraries() {
+    [ -e "$1/libcublas.so.13" ] && [ -e "$1/libcudnn.so.9" ]
+}
+
 find_toolkit() {
     local folder
     for folder in "$(dirname "$(command -v nvcc 2>/dev/null || echo /none/bin/nvcc)")/../lib64" /usr/local/cuda/lib64; do
-        if [ -e "$folder/libcublas.so.13" ] && [ -e "$folder/libcudnn.so.9" ]; then
+        if has_libraries "$folder"; then
             (cd "$folder" && pwd -P)
             return
         fi
@@ -58,9 +63,23 @@ TEXT
     rm -rf "$place"
     mv "$building/env" "$place"
 fi
-"$place/bin/bitroll-python" - >&2 <<'TEXT' || die "the environment does not work"
+
+works=$place/works # what the import said last
+is_as_it_was() {
+    local python
+    has_libraries "$(sed -n 's/^LD_LIBRARY_PATH=\([^$]*\).*/\1/p' "$place/bin/bitroll-python")" || return 1
+    python=$("$place/bin/bitroll-python" -c 'import sys; print(f"python {sys.version.split()[0]}")' 2>/dev/null) || return 1
+    [[ -f $works && $(<"$works") == "$python, "* && -z $(find "$place/bin" "$place/lib" -newer "$works" -print -quit 2>&1) ]]
+}
+
+if ! is_as_it_was; then
+    said=$("$place/bin/bitroll-python" -W ignore - <<'TEXT'
 import sys, torch, megatron.core
 from importlib.metadata import version
 print(f"python {sys.version.split()[0]}, torch {torch.__version__}, megatron-core {megatron.core.__version__}, peft {version('peft')}")
 TEXT
+    ) || die "the environment does not work: if $place is broken, remove it and call again"
+    printf '%s\n' "$said" >"$works.$$" && mv "$works.$$" "$works"
+fi
+cat "$works" >&2
 printf '%s\n' "$place/bin/bitroll-python"

@@ -40,7 +40,7 @@ static const struct {
     {"--max-seqs N", "sequences that run at once [64]"},
     {"--chunk-tokens N", "rows of a step [256]"},
     {"--kv-pages N", "cache pages of 64 tokens [16 for each of --max-seqs]"},
-    {"--requests N", "requests held at once [64]"},
+    {"--requests N", "requests held at once; a training run needs prompts x samples x turns of a step, and one more [64]"},
     {"--greet SECONDS", "how long a trainer may take to greet [600 with --mpi, where it has yet to start; 10 with --socket]"},
     {"--allow-zero-adapter", "accept an adapter whose B is all zero"},
     {"--once", "with --socket: end with the first connection"},

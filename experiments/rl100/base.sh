@@ -9,6 +9,10 @@ seconds=${SECONDS_MAX:-230} # a base that takes longer ends there, with what it 
 here=$(cd "$(dirname "$0")" && pwd)
 export PYTHONPATH=$here/../../trainer_bridge${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 python=${PYTHON:-$("$here/../../trainer_bridge/environment.sh")}
+[ "$backend" != cuda ] || "$python" -W ignore -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || {
+    echo "base.sh: torch finds no GPU on this machine: base.sh OUT oracle runs without one" >&2
+    exit 2
+}
 mkdir -p "$out"
 
 base() { # base NAME OPTION...

@@ -25,13 +25,27 @@ void br_file_fail_nth_write(long n) {
     atomic_store(&write_countdown, n);
 }
 
+/* Of a file that errno says cannot be opened, or with `what` "create" made; a file that stands where its folder should is named. */
+static br_status open_failed(const char *path, const char *what) {
+    const int error = errno;
+    struct stat info;
+    char parent[BR_PATH_BYTES];
+    snprintf(parent, sizeof parent, "%s", path);
+    for (char *slash = error == ENOTDIR ? strrchr(parent, '/') : NULL; slash && slash > parent; slash = strrchr(parent, '/')) {
+        *slash = 0;
+        if (stat(parent, &info) == 0 && !S_ISDIR(info.st_mode))
+            return br_fail(BR_E_IO, "%s: a file: expected a folder, to %s %s in it", parent, what, path + (slash - parent) + 1);
+    }
+    return br_fail(error == ENOENT && strcmp(what, "open") == 0 ? BR_E_NOT_FOUND : BR_E_IO, "%s: cannot %s: %s", path, what, strerror(error));
+}
+
 br_status br_file_map(const char *path, br_map *out) {
     br_status status = BR_OK;
     struct stat info;
     *out = (br_map){0};
     int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); /* a pipe without a writer would hold us up for ever */
     if (fd < 0)
-        return br_fail(errno == ENOENT ? BR_E_NOT_FOUND : BR_E_IO, "%s: cannot open: %s", path, strerror(errno));
+        return open_failed(path, "open");
     if (fstat(fd, &info) != 0) {
         status = br_fail(BR_E_IO, "%s: cannot read its size: %s", path, strerror(errno));
         goto exit;
@@ -65,7 +79,7 @@ br_status br_file_begin(const char *path, br_file_part *out) {
         return br_fail(BR_E_LIMIT, "%s: path longer than %d bytes", path, BR_PATH_BYTES);
     out->fd = open(out->part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (out->fd < 0)
-        return br_fail(BR_E_IO, "%s: cannot create: %s", out->part, strerror(errno));
+        return open_failed(out->part, "create");
     return BR_OK;
 }
 
@@ -127,7 +141,7 @@ int br_file_exists(const char *path) {
 br_status br_file_check_regular(const char *path) {
     struct stat info;
     if (stat(path, &info) != 0)
-        return br_fail(errno == ENOENT ? BR_E_NOT_FOUND : BR_E_IO, "%s: cannot open: %s", path, strerror(errno));
+        return open_failed(path, "open");
     return S_ISREG(info.st_mode) ? BR_OK : br_fail(BR_E_IO, "%s: expected a regular file", path);
 }
 

@@ -204,7 +204,10 @@ static bi_limits limits_of(const bench_shape *s) {
 static br_status open_backend(bench *b) {
     const bi_limits limits = limits_of(b->shape);
     const int is_oracle = b->options->backend && strcmp(b->options->backend, "oracle") == 0;
-    BR_TRY(br_device_open(is_oracle ? "host" : "cuda", &b->device));
+    const br_status opened = br_device_open(is_oracle ? "host" : "cuda", &b->device);
+    if (opened == BR_E_DEVICE || opened == BR_E_UNSUPPORTED)
+        return br_fail(opened, "%s: --backend oracle --scale tiny is a dry run without a GPU", br_last_error());
+    BR_TRY(opened);
     if (!is_oracle)
         return bi_backend_cuda_open(&limits, b->device, &b->backend);
     BR_TRY(br_pool_open(b->options->n_thread ? b->options->n_thread : br_pool_core_count(), &b->pool));

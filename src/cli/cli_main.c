@@ -37,13 +37,35 @@ static int is_help(const char *text) {
     return strcmp(text, "--help") == 0 || strcmp(text, "-h") == 0;
 }
 
+static int is_version(const char *text) {
+    return strcmp(text, "--version") == 0 || strcmp(text, "version") == 0;
+}
+
+/* `bitroll help`, and `bitroll help VERB` for `bitroll VERB --help`. */
+static cli_exit help(const char *name) {
+    const cli_verb *verb = name ? find_verb(name) : NULL;
+    if (name && !verb) {
+        fprintf(stderr, "bitroll: no verb '%s'; see bitroll --help\n", name);
+        return CLI_USAGE;
+    }
+    if (verb)
+        cli_verb_help(verb);
+    else
+        cli_help();
+    return CLI_DONE;
+}
+
 static cli_exit run(int argc, char **argv) {
     if (argc < 2) {
         fprintf(stderr, "bitroll: expected a verb; see bitroll --help\n");
         return CLI_USAGE;
     }
-    if (is_help(argv[1])) {
-        cli_help();
+    if (is_help(argv[1]))
+        return help(NULL);
+    if (strcmp(argv[1], "help") == 0)
+        return help(argc > 2 && !is_help(argv[2]) ? argv[2] : NULL);
+    if (is_version(argv[1])) {
+        printf("bitroll %s\n", br_version());
         return CLI_DONE;
     }
     const cli_verb *verb = find_verb(argv[1]);

@@ -121,6 +121,10 @@ static int complain(const char *what, const char *option_name, const char *found
 
 static int in_range(const option *o, double x, const char *text) {
     char what[96], also[32] = "";
+    if (o->min == DBL_MIN && !(x >= o->min && x <= o->max)) {
+        snprintf(what, sizeof what, "expected a number above 0, at most %.10g", o->max);
+        return complain(what, o->name, text);
+    }
     if ((x >= o->min && x <= o->max) || x == o->also)
         return 1;
     if (o->also < o->min)
@@ -296,7 +300,7 @@ void cli_verb_help(const cli_verb *verb) {
 
 void cli_help(void) {
     printf("bitroll %s: rollouts whose log-probs are the same bytes as the trainer's\n\n", br_version());
-    printf("usage: bitroll VERB [options]; bitroll VERB --help\n\n");
+    printf("usage: bitroll VERB [options]; bitroll VERB --help; bitroll --version\n\n");
     for (int32_t i = 0; i < cli_verb_count; i++)
         printf("  %-10s %s\n", cli_verbs[i].name, cli_verbs[i].help);
     printf("\nexit 0: all done; 1: a check failed, or a request ended in error; 2: usage or environment\n");

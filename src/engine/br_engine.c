@@ -132,6 +132,7 @@ br_status br_engine_open(const br_engine_options *options, br_engine **out) {
     BR_TRY(br_mem_alloc((void **)&e, sizeof *e, "the engine"));
     e->options = filled;
     BR_TRY_GOTO(br_loaded_prepare(&filled, filled.chunk_tokens, filled.max_tok, 0, &e->loaded), exit);
+    e->n_tok_max = options->max_tok && options->max_tok < e->loaded.config.position_max ? options->max_tok : e->loaded.config.position_max;
     BR_TRY_GOTO(open_sched(e), exit);
     add_room(e);
     BR_TRY_GOTO(br_loaded_pack(&e->loaded), exit);
@@ -208,6 +209,15 @@ static br_status check_request(const br_engine *e, const br_request *r) {
     return r->score_from ? sampling_check_scored(&r->sampling) : sampling_check(&r->sampling, e->loaded.config.n_vocab);
 }
 
+/* The longest sequence is what the cache holds, unless the caller or the model says less: then the pages that it needs are named. */
+static br_status check_pages(const br_engine *e, const br_request *r) {
+    const int64_t n_tok = (int64_t)r->n_prompt + (r->score_from ? 0 : r->sampling.max_new), n_page = (n_tok + BR_PAGE_TOK - 1) / BR_PAGE_TOK;
+    if (n_page <= e->options.kv_pages || n_tok > e->n_tok_max)
+        return BR_OK;
+    return br_fail(BR_E_CAPACITY, "a prompt of %d tokens and a response of %lld need kv_pages %lld, there are %d", r->n_prompt,
+                   (long long)(n_tok - r->n_prompt), (long long)n_page, e->options.kv_pages);
+}
+
 static bi_sampling setting_of(const br_request *r) {
     const br_sampling *s = &r->sampling;
     return (bi_sampling){
@@ -220,6 +230,7 @@ static br_status submit(br_engine *e, const br_request *r, const int32_t *forced
     int32_t index = 0, name, slot;
     *id = 0;
     BR_TRY(check_request(e, r));
+    BR_TRY(check_pages(e, r));
     BR_TRY(br_loaded_name(&e->loaded, r->adapter, &name));
     BR_TRY(engine_swap_admit(e, name));
     BR_TRY(br_loaded_slot(&e->loaded, r->adapter, &slot));

@@ -29,7 +29,10 @@ static br_status open_backend(br_loaded *loaded, const char *name) {
     const int32_t rank_max = loaded->swap_rank > rank ? loaded->swap_rank : rank;
     const bi_limits limits = br_model_limits(&loaded->config, rank_max, n_slot, loaded->n_row_max, loaded->n_pos_max);
     const char *device = !name ? NULL : strcmp(name, "oracle") == 0 ? "host" : "cuda";
-    BR_TRY(br_device_open(device, &loaded->device));
+    const br_status opened = br_device_open(device, &loaded->device);
+    if (opened == BR_E_DEVICE || opened == BR_E_UNSUPPORTED)
+        return br_fail(opened, "%s: --backend oracle computes the same bits without a GPU", br_last_error());
+    BR_TRY(opened);
     if (br_device_is_host(loaded->device))
         return bi_backend_oracle_open(&limits, loaded->pool, NULL, &loaded->backend);
     const br_status status = bi_backend_cuda_open(&limits, loaded->device, &loaded->backend);

@@ -37,6 +37,7 @@ typedef struct engine_graph {
 struct br_engine {
     br_loaded loaded;
     br_engine_options options; /* defaults filled in */
+    int32_t n_tok_max;         /* the longest sequence of caller and model, in a cache that has the pages for it */
     sched *sched;
     engine_request *request; /* (n_request_max) */
     int32_t n_request_max;

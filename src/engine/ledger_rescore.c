@@ -126,15 +126,29 @@ static br_status run_step(rescore *r, int64_t i) {
     return status;
 }
 
-/* The usual reason: of a training run that is done, `adapter` has seen one update more than the last step of the ledger. */
+/* Is this adapter among those loaded? */
+static int is_given(const rescore *r, br_digest adapter) {
+    int32_t slot;
+    return (adapter.lo || adapter.hi) && slot_of(r, adapter, &slot);
+}
+
+/* The usual reasons: of a training run that is done, `adapter` has seen one update more than the last step of the ledger; and a run whose
+ * rollout is stale keeps what its trainer ran on, with which no rollout was sampled. */
 static br_status say_nothing_fits(const rescore *r) {
     br_ledger_record last;
-    char given[BR_DIGEST_TEXT_BYTES] = "none", wanted[BR_DIGEST_TEXT_BYTES];
+    char given[BR_DIGEST_TEXT_BYTES] = "none", wanted[BR_DIGEST_TEXT_BYTES], trained[BR_DIGEST_TEXT_BYTES];
     int32_t slot;
     ledger_record_at(r->reader, ledger_step_count(r->reader) - 1, &last);
     br_digest_text(last.adapter_rollout, wanted);
-    if (r->options->engine.n_adapter > 0 && br_loaded_slot(&r->loaded, r->options->engine.adapter[0].name, &slot) == BR_OK)
+    br_digest_text(last.adapter_trainer, trained);
+    if (is_given(r, last.adapter_trainer))
+        memcpy(given, trained, sizeof given);
+    else if (r->options->engine.n_adapter > 0 && br_loaded_slot(&r->loaded, r->options->engine.adapter[0].name, &slot) == BR_OK)
         br_digest_text(br_loaded_adapter_digest(&r->loaded, slot), given);
+    if (!br_digest_equal(last.adapter_rollout, last.adapter_trainer))
+        return br_fail(BR_E_MISMATCH, "%s: no step was sampled with an adapter that is given, nothing was computed again: given is %s, the rollout "
+                       "of the last step ran on %s, which a training run does not keep; adapter_last_step is what its trainer ran on, %s",
+                       r->options->path, given, wanted, trained);
     return br_fail(BR_E_MISMATCH, "%s: no step was sampled with an adapter that is given, nothing was computed again: given is %s, the last step ran "
                    "on %s, which a training run leaves in its folder adapter_last_step", r->options->path, given, wanted);
 }

@@ -184,6 +184,8 @@ static br_status take_settings(line_parser *l) {
     BR_TRY(take_number(l, "temperature", 1024, &temperature));
     BR_TRY(take_number(l, "min_p", 1, &min_p));
     BR_TRY(take_number(l, "top_p", 1, &s->top_p));
+    if (s->top_p <= 0)
+        return br_fail(BR_E_FORMAT, "%s: top_p: expected a number above 0, at most 1", l->scope.what);
     if (temperature > 0 && temperature < 0x1p-10) /* a tiny one would round to 0 and turn greedy */
         return br_fail(BR_E_FORMAT, "%s: temperature: expected 0 or 2^-10 to 2^10, found %g", l->scope.what, temperature);
     s->temperature = (float)temperature;

@@ -244,13 +244,24 @@ class Socket(unittest.TestCase):
     def test_more_certified_texts_than_the_worker_holds(self):
         with rigged("--requests", "4") as r:
             remote, texts = r.remote(), samples(6)
-            with self.assertRaisesRegex(abi.Error, "2 requests are left without credit while the worker holds 4 texts"):
+            with self.assertRaisesRegex(abi.Error, "2 requests are left without credit while the worker, which holds 4 at once, "
+                                        "holds 4 texts for their certificates: release those, or start it with --requests 6 or more"):
                 remote.generate(texts, "base", 7, max_new=2, ignore_eos=1)
             remote.release(texts[:2], [t.digest for t in texts[:2]])
             remote.discard(texts[2:4])
             others = samples(8)[4:]
             remote.generate(others, "base", 7, max_new=2, ignore_eos=1)
             self.assertEqual({len(t.tokens) for t in others}, {2})
+
+    def test_a_score_beside_texts_that_are_held(self):
+        """It takes a place of its own: prompts x samples were not enough."""
+        for n, sentence in ((5, None), (4, "requests are left without credit")):
+            with self.subTest(n=n), rigged("--requests", str(n)) as r:
+                remote, texts = r.remote(), samples(4)
+                remote.swap("policy", 0, version(r.shapes, 1), INITIAL)
+                with self.assertRaisesRegex(abi.Error, sentence) if sentence else contextlib.nullcontext():
+                    remote.generate(texts, "policy", 7, base=True, max_new=2, ignore_eos=1)
+                    self.assertEqual({len(t.base) for t in texts}, {2})
 
     def test_a_request_that_the_engine_refuses(self):
         with rigged() as r:

@@ -58,6 +58,15 @@ class Greeting(unittest.TestCase):
             self.assertIn(sentence, str(caught.exception))
             self.assertIsNone(worker.poll())
 
+    def test_too_few_requests(self):
+        with rigged("--requests", "4") as r:
+            self.assertEqual(r.remote(requests=4).n_request, 4)
+            r.lose(r.remotes[0])
+            with self.assertRaises(abi.Error) as caught:
+                r.remote(requests=5)
+            self.assertEqual((caught.exception.status, str(caught.exception)), (
+                abi.CONSTANTS["BR_E_LIMIT"], "the worker holds 4 requests at once, 5 are needed here: start bitroll-worker with --requests 5 or more"))
+
     def test_another_tokenizer(self):
         other = os.path.join(rig.PLACE, "other-tokenizer")
         shutil.copytree(rig.checkpoint("pico")[0], other)

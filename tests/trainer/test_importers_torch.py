@@ -57,7 +57,8 @@ class TorchRig(Rig):
     def refuse_payloads(self, importer, value_with):
         """value_with(x): a whole dump that carries x somewhere."""
         trap = self.path("trap")
-        self.refused(importer, self.save(value_with(Payload(trap))), *SIDE, "rollout", said="nothing in it was run")
+        self.refused(importer, self.save(value_with(Payload(trap))), *SIDE, "rollout",
+                     said=": expected plain tensors, lists, numbers and texts, saved as such; nothing in it was run")  # no advice to run it
         with open(self.path("d.pt"), "wb") as file:
             pickle.dump(Payload(trap), file)
         self.refused(importer, self.path("d.pt"), *SIDE, "rollout", said="not a whole torch file")

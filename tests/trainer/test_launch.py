@@ -35,7 +35,7 @@ def launched(what, folder, wanted, *options, worker=()):
 # In place of Python, bitroll and bitroll-worker. A run's name stands in a file with its status, whether it came to its end, its rows and the status
 # of its ledger's verification.
 STUBS = {
-    "python": """case "$*" in *rl.train*) ;; *) exit 0 ;; esac
+    "python": """case "$*" in *rl.train*) ;; *cuda.is_available*) exit "$(cat "$(dirname "$0")/gpu" 2>/dev/null || echo 0)" ;; *) exit 0 ;; esac
 while [ "$1" != --out ]; do shift; done
 read -r status is_done rows verified <"$(dirname "$0")/plan/$(basename "$2")"
 [ "$is_done" = 0 ] || mkdir "$2/adapter"
@@ -53,14 +53,17 @@ RUNS = (  # status, done, rows, verify; what is said
 
 
 class Rl100(unittest.TestCase):
+    def put_stand_ins(self, place):
+        for name, text in STUBS.items():
+            path = os.path.join(place, name)
+            with open(path, "w", encoding="ascii") as file:
+                file.write("#!/bin/sh\n" + text)
+            os.chmod(path, 0o755)
+
     def rl100(self, runs):
         """(status, what failed, by name)."""
         with tempfile.TemporaryDirectory() as place:
-            for name, text in STUBS.items():
-                path = os.path.join(place, name)
-                with open(path, "w", encoding="ascii") as file:
-                    file.write("#!/bin/sh\n" + text)
-                os.chmod(path, 0o755)
+            self.put_stand_ins(place)
             os.mkdir(os.path.join(place, "plan"))
             for name, seed, plan, _ in runs:
                 with open(os.path.join(place, "plan", f"{name}_seed{seed}"), "w", encoding="ascii") as file:
@@ -82,6 +85,25 @@ class Rl100(unittest.TestCase):
     def test_control_arms_that_ended_as_designed_are_no_failure(self):
         status, failed, said = self.rl100([run for run in RUNS if not run[3]])
         self.assertEqual((status, failed), (0, {}), said)
+
+    def test_a_gpu_that_is_not_there_is_said_before_anything_starts(self):
+        with tempfile.TemporaryDirectory() as place:
+            self.put_stand_ins(place)
+            out = os.path.join(place, "out")
+            for backend, found, said in (("cuda", 3, "BACKEND is cuda, and torch finds no GPU on this machine: BACKEND=oracle runs without one"),
+                                         ("", 3, "BACKEND is cuda, and torch finds no GPU on this machine: BACKEND=oracle runs without one"),
+                                         ("cuda", 1, f"{place}/python ended with 1 when it imported torch: expected PYTHON, "),
+                                         ("gpu", 0, "BACKEND is 'gpu': expected cuda or oracle"), ("oracle", 3, "failed: ")):
+                with open(os.path.join(place, "gpu"), "w", encoding="ascii") as file:
+                    file.write(str(found))
+                done = subprocess.run([os.path.join(rig.TREE, "experiments", "rl100", "rl100.sh"), out, "E:1"], capture_output=True, text=True,
+                                      timeout=100, env={**os.environ, "PYTHON": os.path.join(place, "python"), "BUILD": place, "BASE": place,
+                                                        "BACKEND": backend})
+                with self.subTest(backend=backend, found=found):
+                    starts = backend == "oracle"  # and has no plan here
+                    self.assertEqual((done.returncode, done.stdout == "", os.path.exists(out)), (1 if starts else 2, not starts, starts), done.stderr)
+                    self.assertTrue(done.stderr.startswith(f"rl100: {said}"), done.stderr)
+                    self.assertTrue(starts or done.stderr.count("\n") == 1, done.stderr)
 
     def test_runs_that_cannot_be_meant_start_nothing(self):
         with tempfile.TemporaryDirectory() as place:

@@ -55,6 +55,10 @@ class Sentences(unittest.TestCase):
         self.assertEqual((status, len(lines)), (2, 1))
         self.assertIn("train_base: init: preset 'none': expected one of pico, ", lines[0])
         self.assertFalse(os.path.exists(out))
+        self.assertFalse(os.path.exists(os.path.join(rig.PLACE, "preset")))
+        os.mkdir(os.path.join(rig.PLACE, "preset"))
+        ended("train_base", "--preset", "none", "--out", os.path.join(rig.PLACE, "preset"))
+        self.assertTrue(os.path.exists(os.path.join(rig.PLACE, "preset")))  # the user's own
 
     def test_numbers_of_a_training_of_a_base(self):
         for option, value in (("--every", "0"), ("--rows", "12"), ("--rank", "x"), ("--noise", "nan"), ("--seed", "-1"), ("--steps", str(1 << 40))):
@@ -96,9 +100,11 @@ class Sentences(unittest.TestCase):
 
 class Ends(unittest.TestCase):
     def test_a_stdout_that_is_full(self):
-        for name, unbuffered in (*((name, "") for name in PROGRAMS), ("expand", "1")):
+        modules = [f"rl.{name}" for name in PROGRAMS] + ["dump", "names"]
+        for module, unbuffered in (*((module, "") for module in modules), ("rl.expand", "1"), ("names", "1")):
+            name = module.removeprefix("rl.")
             with self.subTest(name, unbuffered=unbuffered), open("/dev/full", "wb") as full:
-                done = subprocess.run([sys.executable, "-W", "ignore", "-m", f"bitroll.rl.{name}", "--help"], stdout=full, stderr=subprocess.PIPE,
+                done = subprocess.run([sys.executable, "-W", "ignore", "-m", f"bitroll.{module}", "--help"], stdout=full, stderr=subprocess.PIPE,
                                       text=True, env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path), PYTHONUNBUFFERED=unbuffered))
                 self.assertEqual((done.returncode, done.stderr.splitlines()[-1:]), (2, [f"{name}: standard output: {os.strerror(errno.ENOSPC)}"]))
                 self.assertNotIn("Traceback", done.stderr)

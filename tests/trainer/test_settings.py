@@ -3,10 +3,11 @@ import csv
 import os
 import tempfile
 import unittest
+from unittest import mock
 
 import rig  # noqa: F401 puts the package on the path
 from bitroll.refusals import Refused
-from bitroll.rl import bars, metrics
+from bitroll.rl import bars, metrics, train
 from bitroll.rl import settings as run_settings
 from bitroll.rl.episodes import Episode, micro_batches
 
@@ -24,6 +25,13 @@ class Settings(unittest.TestCase):
         self.assertEqual((s.arm, s.lora["r"], s.lora["lora_alpha"], s.objective.clip), ("E", 32, 64.0, [0.8, 1.28]))
         self.assertEqual((s.optimizer.lr, s.optimizer.betas, s.optimizer.warmup_steps, s.optimizer.clip_norm), (1e-3, [0.9, 0.95], 5, 1.0))
         self.assertEqual((s.micro_tokens, s.objective.mini_batches), ([300, 1100], 1))
+
+    def test_what_a_worker_must_hold_is_asked_for_at_the_greeting(self):
+        for changed, n in (({}, 49), (dict(arm="M1"), 48), (dict(arm="M3", batch=dict(prompts=3, samples=5, turns=2)), 31)):
+            args = mock.Mock(rollout="unix:none", wait=1.0)
+            with mock.patch.object(train, "Remote") as remote:
+                train.open_rollout(args, run_settings.Settings(changed), mock.Mock())
+            self.assertEqual(remote.call_args.kwargs["requests"], n)
 
     def test_what_is_wrong_is_named(self):
         for found, sentence in (

@@ -5,6 +5,8 @@ import operator
 import os
 import re
 
+from .errors import Error
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 TREE = os.path.dirname(os.path.dirname(HERE))
 HEADER_DIRS = ("src", "src/base", "kernels_batch_invariant", "kernels_batch_invariant/backward", "trainer_bridge")
@@ -27,14 +29,6 @@ LINE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p)
 STRUCT = re.compile(r"typedef (struct|union) (\w+) \{([^{}]*)\} \2;", re.S)
 ENUM = re.compile(r"(?:typedef )?enum(?: (\w+))? \{(.*?)\}", re.S)
 FUNCTION = re.compile(r"^((?:const )?\w+ \*?)(\w+)\((?:void|([^()]*))\);", re.M)
-
-
-class Error(RuntimeError):
-    """A call of libbitroll that failed: its status and its sentence."""
-
-    def __init__(self, status, sentence):
-        super().__init__(sentence)
-        self.status = status
 
 
 class Unfit(Error, ValueError):

@@ -41,11 +41,12 @@ def file_digest(library, model_dir, name):
 class Connection:
     """address: "unix:PATH" or "mpi:RANK" of a bitroll-worker that runs the checkpoint at model_dir. connect_ms: how long to wait for somebody to
     listen at PATH, as while the worker loads; wait_ms: deadline of the greeting and of every answer; dead_ms: silence that ends the connection;
-    grant_bytes: results that may wait here [16 MiB]; rank, alpha: of adapters that will be sent, compared with the worker's; rank 0: none. Over
-    MPI a process has one. Busy: the worker serves another trainer. A message of the type NAME goes to the method take_name, or is an
+    grant_bytes: results that may wait here [16 MiB]; rank, alpha: of adapters that will be sent, compared with the worker's; rank 0: none;
+    requests: that the worker must hold at once. Over MPI a process has one. Busy: the worker serves another trainer. A message of the type NAME goes to the method take_name, or is an
     answer."""
 
-    def __init__(self, library, model_dir, address, connect_ms=60_000, wait_ms=600_000, dead_ms=10_000, grant_bytes=0, rank=0, alpha=0.0):
+    def __init__(self, library, model_dir, address, connect_ms=60_000, wait_ms=600_000, dead_ms=10_000, grant_bytes=0, rank=0, alpha=0.0,
+                 requests=1):
         self.library, self.wait_ms, self.is_mpi = library, wait_ms, address.startswith("mpi:")
         self.bridge, self.trainer, self.event, self.is_answered = Bridge(library), ctypes.c_void_p(), S["tb_event"](), False
         me = made("hello", abi=abi.ABI_VERSION, pid=os.getpid(), build=library.c.br_version().decode(), contract=library.contract_digest(),
@@ -53,7 +54,8 @@ class Connection:
                   tokenizer=file_digest(library, model_dir, "tokenizer.json"), rank=rank, alpha=f"{alpha:.17g}")
         options = S["tb_trainer_options"](me=me, dead_ms=dead_ms, wait_ms=wait_ms, grant_bytes=grant_bytes)
         adapter = f" --adapter policy= --swap-rank {rank} --swap-alpha {alpha:g}" if rank else ""
-        transport = self.transport(address, connect_ms, f"bitroll-worker --model {model_dir} --socket {address[5:]}{adapter}")
+        held = f" --requests {requests}" if requests > 1 else ""
+        transport = self.transport(address, connect_ms, f"bitroll-worker --model {model_dir} --socket {address[5:]}{adapter}{held}")
         status = self.bridge.c.tb_trainer_open(transport, ctypes.byref(options), ctypes.byref(self.trainer))
         if status and status != C["BR_E_IO"]:
             self.finish_mpi()  # the worker knows, and ends as well
@@ -61,6 +63,24 @@ class Connection:
         worker = self.bridge.c.tb_trainer_worker(self.trainer).contents
         contract, base, adapter = map(abi.text_of, (worker.contract, worker.base, worker.adapter))
         self.hello = Hello(worker.pid, worker.can, contract, base, adapter, None if adapter == NOTHING else worker.live_version)
+        try:
+            self.n_request = self.first_credit(requests)
+        except BaseException:
+            self.close()
+            raise
+
+    def first_credit(self, wanted):
+        """How many requests the worker holds at once: of a connection that begins it grants them all, right behind its greeting."""
+        until = time.monotonic() + self.wait_ms / 1000
+        while not self.bridge.c.tb_trainer_requests(self.trainer):
+            if time.monotonic() > until:
+                raise abi.Error(C["BR_E_IO"], f"the worker granted no requests within {self.wait_ms} ms")
+            self.take(1)
+        held = self.bridge.c.tb_trainer_requests(self.trainer)
+        if held < wanted:
+            raise abi.Error(C["BR_E_LIMIT"], f"the worker holds {held} requests at once, {wanted} are needed here: start bitroll-worker with "
+                                             f"--requests {wanted} or more")
+        return held
 
     def transport(self, address, connect_ms, command):
         """command: of a worker that would listen there."""

@@ -4,14 +4,13 @@
 
 texts.jsonl is what the engine reads: {"prompt": [ids], "uid"?, "temperature"?} a line; the engine's side of it is
 `bitroll dump --stage-hash --model DIR --adapter a=DIR --adapter-override a --in texts.jsonl`."""
-import argparse
 import json
 import os
 import sys
 
 import torch
 
-from . import abi, lora, mcore, ops, peft
+from . import abi, lora, mcore, ops, peft, program
 from .stage_hash import StageHash
 from .tensors import Checkpoint
 
@@ -65,23 +64,26 @@ def stage_lines(model, name, ids, temperature):
     return traces[0].lines()
 
 
-def main():
-    parser = argparse.ArgumentParser(prog="python -m bitroll.dump", description=__doc__.split("\n")[0])
+def arguments(argv):
+    parser = program.Parser(prog="python -m bitroll.dump", description=__doc__.split("\n")[0])
     parser.add_argument("--model", required=True, metavar="DIR")
     parser.add_argument("--adapter", metavar="DIR", help="PEFT folder; every text runs with it [none]")
     parser.add_argument("--in", required=True, dest="texts", metavar="texts.jsonl")
     parser.add_argument("--backend", default="oracle", choices=("oracle", "cuda"))
     parser.add_argument("--threads", type=int, default=0, metavar="N", help="of the oracle [all cores]")
-    args = parser.parse_args()
-    try:
-        texts = read_texts(args.texts)
-        model = open_model(args, max(len(ids) for _, ids, _ in texts), abi.Library())
-        for name, ids, temperature in texts:
-            sys.stdout.writelines(line + "\n" for line in stage_lines(model, name, ids, temperature))
-    except (OSError, ValueError, KeyError, abi.Error) as error:
-        print(f"dump: {error}", file=sys.stderr)
-        sys.exit(2)
+    return parser.parse_args(argv)
+
+
+def dump(args):
+    texts = read_texts(args.texts)
+    model = open_model(args, max(len(ids) for _, ids, _ in texts), abi.Library())
+    for name, ids, temperature in texts:
+        program.say("".join(line + "\n" for line in stage_lines(model, name, ids, temperature)), end="")
+
+
+def main(argv=None):
+    return program.status_of("dump", lambda: dump(arguments(argv)))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,6 +1,9 @@
 """One table of names: Megatron's (Bridge's convention for Kimi K3), the checkpoint's, and those of PEFT files, which are the checkpoint's
 behind a prefix. `python -m bitroll.names` prints it; name_table.txt is what it printed."""
 import re
+import sys
+
+from . import program
 
 # Maps that have adapters, below a layer: (Megatron, checkpoint). {e}: the expert of a stack; a part behind ":" is one adapter of a fused map.
 ATTENTION = tuple((f"self_attention.{part}", f"self_attn.{part}") for part in (
@@ -75,4 +78,4 @@ def checkpoint_module(megatron, part=None):
 
 
 if __name__ == "__main__":
-    print(text(), end="")
+    sys.exit(program.status_of("names", lambda: program.say(text(), end="")))

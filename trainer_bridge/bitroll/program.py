@@ -3,7 +3,7 @@ import argparse
 import os
 import sys
 
-from . import abi
+from .errors import Error
 
 NOT_FINITE, FAILED = 1, 2
 STDOUT = "standard output"
@@ -72,7 +72,7 @@ def status_of(name, work):
         return work() or 0
     except FloatingPointError as error:
         return failed(name, error, NOT_FINITE)
-    except (OSError, KeyError, ValueError, abi.Error) as error:
+    except (OSError, KeyError, ValueError, Error) as error:
         if isinstance(error, OSError) and error.filename == STDOUT:
             _drop_stdout()
         return failed(name, error)

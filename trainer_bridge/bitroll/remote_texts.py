@@ -60,8 +60,9 @@ class Texts(Connection):
             for _, owner, _, _ in self.queue:
                 self.with_base.pop(owner, None)
             self.queue.clear()
-            raise abi.Error(C["BR_E_LIMIT"], f"{n_left} requests are left without credit while the worker holds {len(self.held)} texts for their "
-                                             "certificates: release those, or start it with more --requests")
+            raise abi.Error(C["BR_E_LIMIT"], f"{n_left} requests are left without credit while the worker, which holds {self.n_request} at once, "
+                                             f"holds {len(self.held)} texts for their certificates: release those, or start it with --requests "
+                                             f"{self.n_request + n_left} or more")
         return BUSY_SLICE_MS if self.queue else SLICE_MS
 
     def finish(self, texts):

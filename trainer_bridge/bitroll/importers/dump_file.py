@@ -11,14 +11,14 @@ Format "foreign-logprobs" version 1, read by src/io/rollout_read.c. N sequences,
     /tokens/logprob     f32 [T]    of this token given those before it; the pattern 0x7fc00000 where there is none
     /tokens/top_id, top_logprob   i32, f32 [T,K]  optional: alternatives, K at most 20; -1 and the same pattern where there is none
 """
-import argparse
 import collections
 import json
 import os
+import re
 import sys
 import warnings
 
-from .. import libraries
+from .. import libraries, program
 
 try:
     import h5py
@@ -152,8 +152,12 @@ def torch_file(path):
             warnings.simplefilter("ignore")  # about pickles that are refused in the next line
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises whatever the damage led to
-        reason = next((line.strip() for line in str(error).splitlines() if "GLOBAL" in line), type(error).__name__)
-        raise Refused(f"{path}: not a whole torch file of plain tensors, lists, numbers and texts ({reason[:160]}); nothing in it was run") from None
+        wanted = re.search(r"GLOBAL ([\w.]{1,160})", str(error))  # torch's own words advise to switch the safety off
+        if wanted:
+            raise Refused(f"{path}: a pickle that would run {wanted[1]} to be read: expected plain tensors, lists, numbers and texts, saved as such; "
+                          "nothing in it was run") from None
+        raise Refused(f"{path}: not a whole torch file of plain tensors, lists, numbers and texts ({type(error).__name__}); nothing in it was run") \
+            from None
 
 
 def plain(value):
@@ -247,9 +251,14 @@ def take(read, options, texts):
         raise Refused(f"{options.args.dump}: malformed behind {len(texts)} whole sequences: {error}") from None
 
 
-def run(source, description, read, sides=True, alignment=True):
-    """The command line of an importer. read(options) yields (where, Text)."""
-    parser = argparse.ArgumentParser(prog=f"python -m bitroll.importers.{source}", description=description)
+def run(*importer, **forms):
+    """The program of an importer, of the arguments of `convert`."""
+    sys.exit(program.status_of(importer[0], lambda: convert(*importer, **forms)))
+
+
+def convert(source, description, read, sides=True, alignment=True):
+    """The status of one command line. read(options) yields (where, Text)."""
+    parser = program.Parser(prog=f"python -m bitroll.importers.{source}", description=description)
     parser.add_argument("dump", metavar="IN")
     parser.add_argument("--out", required=True, metavar="F.h5")
     if sides:
@@ -270,7 +279,7 @@ def run(source, description, read, sides=True, alignment=True):
             raise Refused(f"{args.dump}: no sequence in it")
         write(args.out, source, "trainer" if sides and args.side == "train" else "rollout", kind, texts)
     except Refused as error:
-        print(f"{source}: {error}", file=sys.stderr)
-        sys.exit(2)
-    print(f"{source}: {len(texts)} sequences, {sum(map(len, (t.tokens for t in texts)))} tokens, "
-          f"{sum(x is not None for t in texts for x in t.logprob)} log-probs of kind {kind}")
+        return program.failed(source, error)
+    program.say(f"{source}: {len(texts)} sequences, {sum(map(len, (t.tokens for t in texts)))} tokens, "
+                f"{sum(x is not None for t in texts for x in t.logprob)} log-probs of kind {kind}")
+    return 0

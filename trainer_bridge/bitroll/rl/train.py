@@ -1,7 +1,7 @@
 """A training run: `python -m bitroll.rl.train --config F.yaml --model CHECKPOINT --out DIR`. A line a step; the last line says what the
 ledger says. Leaves in DIR the settings (run.yaml), metrics.csv, ledger.h5, checkpoint/, adapter/ (the policy after the last update) and
-adapter_last_step/ (the one that the last step of the ledger ran on: what `bitroll verify --adapter` wants). A start that fails before it
-has recorded a step leaves DIR as it found it.
+adapter_last_step/ (the one that the trainer's last step of the ledger ran on: what `bitroll verify --adapter` wants, but of arm M3). A start
+that fails before it has recorded a step leaves DIR as it found it.
 
 Exit status: 0 done; 1 a step of the exact arm did not certify, a gradient was not finite, or a bar was missed; 2 usage or environment, a
 worker that is gone among them; 7 the worker serves another trainer."""
@@ -36,11 +36,17 @@ def arguments(argv):
     return p.parse_args(argv)
 
 
+def requests_of(settings):
+    """What a worker must hold at once: each turn of a step waits there for its certificate, and beside them turns are scored under the base."""
+    batch = settings.batch
+    return batch.prompts * batch.samples * batch.turns + arms.ARMS[settings.arm].has_adapter
+
+
 def open_rollout(args, settings, policy):
     """The rollout engine: a worker's, or one in this process."""
     model = args.rollout_model or args.model
     if args.rollout:
-        return Remote(policy.library, model, args.rollout, policy.lora, connect_ms=1000 * args.wait)
+        return Remote(policy.library, model, args.rollout, policy.lora, connect_ms=1000 * args.wait, requests=requests_of(settings))
     return Engine(policy.library, model, {"policy": None}, swap_rank=settings.lora["r"], swap_alpha=settings.lora["lora_alpha"],
                   backend=settings.backend, max_seqs=settings.engine.max_seqs, chunk_tokens=settings.engine.chunk_tokens, n_thread=settings.threads)
 

@@ -23,7 +23,7 @@ from ..model import Model
 from ..ops import Ops
 from ..rows import Rows
 from ..tensors import Checkpoint, write_safetensors
-from . import base_model
+from . import base_model, resume
 from .task import DIGIT_0, END, HELD_OUT, SEPARATOR, Arithmetic, answer, draw, pairs, question
 
 LONGEST = 128  # rows of one text
@@ -123,9 +123,13 @@ class Run:
 
     def __init__(self, options, library):
         self.options, self.library, self.out = options, library, options.out
+        self.start, missing = os.path.join(self.out, "random"), resume.missing(self.out)
         os.makedirs(self.out, exist_ok=True)
-        self.start = os.path.join(self.out, "random")
-        base_model.init(options.preset, options.seed, self.start)
+        try:
+            base_model.init(options.preset, options.seed, self.start)
+        except abi.Error:
+            resume.remove_empty(missing)
+            raise
         self.trainer = Trainer(options, library, self.start)
 
     def keep(self, step):
