@@ -7,10 +7,11 @@ import functools
 import torch
 
 from . import refusals
-from .node import Op
-from .ops import Host, Stack
+from .node import UNKEPT, Op
+from .ops import Host, Stack, packer
 
 F32, BF16, I32 = torch.float32, torch.bfloat16, torch.int32
+PACK_LORA = packer("bi_lora")
 
 
 def _f32(grad):
@@ -49,10 +50,14 @@ class Map:
 
     def __init__(self, weight, adapter=None, name=""):
         self.weight, self.adapter, self.name = weight, adapter, name
+        self.packed = (None, b"")  # the last bi_lora, and where its rows' slots lie
 
     def lora(self, rows):
         """Its bi_lora: every row's adapter is the one of this map, or none."""
-        return b"" if self.adapter is None else rows.ops.pack("bi_lora", slot=self.adapter.slot, n_slot=1, row_slot=rows.row_slot)
+        at, packed = self.packed
+        if self.adapter is not None and at != rows.row_slot.data_ptr():
+            at, packed = self.packed = rows.row_slot.data_ptr(), PACK_LORA(slot=self.adapter.slot, n_slot=1, row_slot=rows.row_slot)
+        return packed
 
     def masters(self):
         """What autograd gives gradients to."""
@@ -157,14 +162,15 @@ def _zero(device):
     return torch.zeros((), dtype=F32, device=device)
 
 
-def _edge(like):
-    return _zero(like.device).expand(like.shape)
+def _edge(ctx, like):
+    zero = _zero(like.device)
+    return zero if ctx is UNKEPT else zero.expand(like.shape)  # outside of a graph nobody asks for its shape
 
 
 class Enter(Op):
     @staticmethod
     def forward(ctx, x):
-        return _edge(x)
+        return _edge(ctx, x)
 
     @staticmethod
     def backward(ctx, dedge):
@@ -174,7 +180,7 @@ class Enter(Op):
 class Leave(Op):
     @staticmethod
     def forward(ctx, edge, data):
-        return data.view_as(data)
+        return data if ctx is UNKEPT else data.view_as(data)
 
     @staticmethod
     def backward(ctx, dy):
@@ -241,7 +247,7 @@ class Residual(Op):
         if edge is None:
             return y
         ctx.mark_non_differentiable(y)
-        return y, _edge(y)
+        return y, _edge(ctx, y)
 
     @staticmethod
     def backward(ctx, *dys):
@@ -268,7 +274,7 @@ class AttnRes(Op):
         ctx.save_for_backward(w, *both[n:])
         ctx.rows, ctx.eps = rows, eps
         ctx.mark_non_differentiable(y)
-        return y, _edge(y)
+        return y, _edge(ctx, y)
 
     @staticmethod
     def backward(ctx, _, dy):

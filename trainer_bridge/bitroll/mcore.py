@@ -3,6 +3,7 @@
 The rows of a micro-batch are packed sequences (THD, batch dimension 1) described by PackedSeqParams; the residual bank rides in `context`
 from layer to layer. `log_probs` is the way in. Importing this module needs megatron-core; where Triton is absent, one of its modules that
 nothing here uses gets an empty stand-in first."""
+import itertools
 import sys
 import types
 
@@ -189,7 +190,7 @@ class BitrollModel(GPTModel):
 def pack(lengths, padded=None):
     """PackedSeqParams of sequences of so many rows; padded: the room that each has, where it is more."""
     def cumulated(counts):
-        return torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        return torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32)
     cu, cu_padded = cumulated(lengths), None if padded is None else cumulated(padded)
     return PackedSeqParams(qkv_format="thd", cu_seqlens_q=cu, cu_seqlens_kv=cu, cu_seqlens_q_padded=cu_padded, cu_seqlens_kv_padded=cu_padded,
                            max_seqlen_q=max(lengths), max_seqlen_kv=max(lengths))

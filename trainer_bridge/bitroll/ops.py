@@ -31,12 +31,12 @@ class Host:
 
 
 @functools.cache
-def _packer(kind):
-    """A function that takes the fields of a struct by name and gives its bytes; a name that Python reserves gets an underscore. Written
+def packer(name):
+    """A function that takes the fields of the C struct `name` and gives its bytes; a field that Python reserves gets an underscore. Written
     out as one expression, a third of the time that a loop over the fields takes."""
-    form, parameters, values, at = "=", [], [], 0
-    for name, ctype in kind._fields_:
-        field, parameter = getattr(kind, name), name + "_" * keyword.iskeyword(name)
+    kind, form, parameters, values, at = abi.STRUCTS[name], "=", [], [], 0
+    for field_name, ctype in kind._fields_:
+        field, parameter = getattr(kind, field_name), field_name + "_" * keyword.iskeyword(field_name)
         is_struct = issubclass(ctype, ctypes.Structure)
         form += f"{field.offset - at}x" + (f"{field.size}s" if is_struct else LETTER[ctype])
         at = field.offset + field.size
@@ -44,7 +44,7 @@ def _packer(kind):
         values.append(f"0 if {parameter} is None else {parameter}.data_ptr()" if ctype is ctypes.c_void_p else parameter)
     form += f"{ctypes.sizeof(kind) - at}x"
     made = eval(f"lambda *, {', '.join(parameters)}: pack({', '.join(values)})", dict(pack=struct.Struct(form).pack))
-    made.__qualname__ = kind.__name__  # what a call with an unknown field is told
+    made.__qualname__ = name  # what a call with an unknown field is told
     return made
 
 
@@ -113,7 +113,7 @@ class Ops:
         self.library.check(c.br_ops_limits(ctypes.byref(config), rank_max, n_slot, n_row_max, n_pos_max, ctypes.byref(limits)))
         self.stream = None if backend == "oracle" else torch.cuda.current_stream().cuda_stream
         self.library.check(c.br_ops_open(backend.encode(), ctypes.byref(limits), n_thread, self.stream, int(gradients), ctypes.byref(handle)))
-        self.handle, self.limits = handle, limits
+        self.handle, self.limits, self.of_slot = handle, limits, {}
 
     def close(self):
         if self.handle:
@@ -122,6 +122,12 @@ class Ops:
 
     def wait(self):
         self.library.check(self.library.c.br_ops_wait(self.handle))
+
+    def rows_of_slot(self, slot):
+        """As many rows of one adapter slot as a call may have, int32, always the same memory."""
+        if slot not in self.of_slot:
+            self.of_slot[slot] = torch.full((self.limits.n_row,), slot, dtype=torch.int32, device=self.device)
+        return self.of_slot[slot]
 
     def check_device(self, *tensors):
         """Tensors that come from outside: an op takes addresses, on whatever device they are."""
@@ -132,7 +138,7 @@ class Ops:
     @staticmethod
     def pack(name, **values):
         """The bytes of the C struct `name`."""
-        return _packer(abi.STRUCTS[name])(**values)
+        return packer(name)(**values)
 
     @staticmethod
     def pointers(tensors):
@@ -143,7 +149,7 @@ class Ops:
         if op not in ARGUMENTS:
             raise AttributeError(f"there is no op '{op}'")
         name, encoded, handle, c_call = ARGUMENTS[op], op.encode(), self.handle, self.library.c.br_ops_call
-        pack, size = _packer(abi.STRUCTS[name]), ctypes.sizeof(abi.STRUCTS[name])
+        pack, size = packer(name), ctypes.sizeof(abi.STRUCTS[name])
 
         def call(**values):
             if self.stream is not None and torch._C._cuda_getCurrentRawStream(self.device.index) != self.stream:

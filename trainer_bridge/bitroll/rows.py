@@ -1,12 +1,13 @@
 """The rows of one forward: sequences packed one after the other, each from its position 0."""
 import itertools
+from array import array
 
 import torch
 
 from . import abi, functions
-from .ops import Host
+from .ops import Host, packer
 
-PAGE_TOKENS = abi.CONSTANTS["BR_PAGE_TOK"]
+PAGE_TOKENS, PACK_FAULT = abi.CONSTANTS["BR_PAGE_TOK"], packer("bi_fault")
 
 
 class Rows:
@@ -25,23 +26,23 @@ class Rows:
             raise ValueError(f"{cu[-1]} rows in sequences: expected at most {self.n_row}")
         blocks = [(n + PAGE_TOKENS - 1) // PAGE_TOKENS for n in lengths]
         self.n_block = sum(blocks)
-        seg = [v for i, n in enumerate(lengths) for v in (i, cu[i], n, 0)]
-        row_seg = torch.full((self.n_row,), -1, dtype=torch.int32)
-        row_seg[: cu[-1]] = torch.repeat_interleave(torch.arange(self.n_seq, dtype=torch.int32), torch.tensor(lengths, dtype=torch.int64))
-        first_block = [0, *itertools.accumulate(blocks[:-1])]
-        self.seg, self.row_seg, self.first_block = self._upload(torch.tensor(seg, dtype=torch.int32), row_seg,
-                                                                torch.tensor(first_block, dtype=torch.int32))
+        seg, row_seg, first_block = array("i"), array("i"), array("i", [0, *itertools.accumulate(blocks[:-1])])
+        for i, n in enumerate(lengths):
+            seg.extend((i, cu[i], n, 0))
+            row_seg.extend(array("i", (i,)) * n)
+        row_seg.extend(array("i", (-1,)) * (self.n_row - cu[-1]))
+        self.seg, self.row_seg, self.first_block = self._upload(seg, row_seg, first_block)
         self.batch = Host(ops.pack("bi_batch", n_row=self.n_row, n_seg=self.n_seq, seg_row_max=max(lengths, default=0),
                              pos_max=max(lengths, default=1) - 1, seg=self.seg, row_seg=self.row_seg))
-        self.row_slot = slot if isinstance(slot, torch.Tensor) else torch.full((self.n_row,), slot, dtype=torch.int32, device=ops.device)
+        self.row_slot = slot if isinstance(slot, torch.Tensor) else ops.rows_of_slot(slot)[: self.n_row]
         ops.check_device(self.row_slot)
         self.fault = torch.zeros(self.n_row, dtype=torch.int32, device=ops.device)
         self.stage = ["no fault"]  # names of the codes in fault
         self.trace, self.layer = None, -1  # called with (stage, layer, pieces, count) at the points that `dump --stage-hash` names
 
     def _upload(self, *parts):
-        """int32 arrays on the ops' device, in one copy that a GPU's queue is not drained for."""
-        whole = torch.cat(parts)
+        """Arrays of int32 on the ops' device, in one copy that a GPU's queue is not drained for."""
+        whole = torch.frombuffer(bytearray().join(parts), dtype=torch.int32)
         if self.ops.device.type == "cuda":
             whole = whole.pin_memory().to(self.ops.device, non_blocking=True)
         return whole.split([len(p) for p in parts])
@@ -49,12 +50,11 @@ class Rows:
     def fault_at(self, name):
         """The fault argument of an op: rows that go wrong there say so in check_faults."""
         self.stage.append(name)
-        return self.ops.pack("bi_fault", row=self.fault, code=len(self.stage) - 1)
+        return PACK_FAULT(row=self.fault, code=len(self.stage) - 1)
 
     def check_faults(self):
-        bad = torch.nonzero(self.fault)
-        if len(bad):
-            row = int(bad[0])
+        if int(torch.count_nonzero(self.fault)):
+            row = int(torch.nonzero(self.fault)[0])
             seg = int(self.row_seg[row])
             raise FloatingPointError(f"row {row} (sequence {seg}): not finite at {self.stage[int(self.fault[row])]}")
 
