@@ -179,7 +179,7 @@ static void measure_place(speed *s) {
         GPU_TRY(br_device_mark(s->device, 5));
         GPU_TRY(br_device_elapsed(s->device, 4, 5, &us[i < 0 ? 0 : i]));
     }
-    gpu_row(s->g, "place.device", "the same written from the GPU's memory, and hashed; floor: read", us, REPEATS, s->read_us, NULL);
+    gpu_row(s->g, "place.device", "the same written from the GPU's memory and hashed; floor: read", us, REPEATS, s->read_us, NULL);
     br_mirror_close(s->device, &views);
     br_mirror_close(s->device, &seen);
     br_mirror_close(s->device, &sources);
