@@ -108,8 +108,8 @@ static int32_t rank_max(const dense_job *job) {
     return most;
 }
 
-/* Launches tiles of T, of y, or of both; T is there already where only y is wanted. Without adapters there is less than a wave of tiles of one
- * length: behind a launch that leaves its SMs one after another they would pile up on the first ones, so they start when all are free. */
+/* Launches tiles of T, of y, or of both; T is there already where only y is wanted. Tiles without adapters are of one length, and often
+ * less than a wave: behind a launch that leaves its SMs one after another they would pile up on the first ones, so they start when all are free. */
 static void launch(const tile_form *form, const dense_job *from, int want_t, int want_y, uint32_t *arrived, cudaStream_t stream) {
     dense_job job = *from;
     job.token_tiles = (int32_t)bi_ceil_div(job.n_row, form->tokens);

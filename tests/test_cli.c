@@ -153,10 +153,10 @@ static const struct {
     /* the environment */
     {"inspect --model nowhere", "nowhere/config.json"},
     {"digest nowhere", "nowhere"},
-    {"digest r.h5", "r.h5: a file: expected a folder, to open config.json in it"},
-    {"digest pico/config.json", "pico/config.json: a file: expected a folder, to open config.json in it"},
-    {"inspect --model r.h5", "r.h5: a file: expected a folder, to open config.json in it"},
-    {"generate --model pico --adapter red=r.h5 --prompts prompts.jsonl --out r2.h5", "r.h5: a file: expected a folder, to open adapter_model"},
+    {"digest r.h5", "r.h5: a file: expected a folder, to open r.h5/config.json"},
+    {"digest pico/config.json", "pico/config.json: a file: expected a folder, to open pico/config.json/config.json"},
+    {"inspect --model r.h5", "r.h5: a file: expected a folder, to open r.h5/config.json"},
+    {"generate --model pico --adapter red=r.h5 --prompts prompts.jsonl --out r2.h5", "r.h5: a file: expected a folder, to open r.h5/adapter_model"},
     {"init --preset pico --out r.h5", "r.h5: a file: expected a folder, to create "},
     {"help nothing", "no verb 'nothing'; see bitroll --help"},
     {"verify nowhere.h5", "nowhere.h5"},
@@ -198,8 +198,8 @@ START_TEST(a_gpu_that_is_not_there) {
     }
     ck_assert(status == BR_E_DEVICE || status == BR_E_UNSUPPORTED);
     ck_assert_ptr_nonnull(strstr(br_last_error(), status == BR_E_DEVICE ? "no CUDA device: " : ""));
-    snprintf(wanted, sizeof wanted, "bitroll: %.*s: %s: --backend oracle %s\n", (int)strcspn(on_gpu[_i], " "), on_gpu[_i], br_last_error(),
-             strncmp(on_gpu[_i], "bench", 5) == 0 ? "--scale tiny is a dry run without a GPU" : "computes the same bits without a GPU");
+    snprintf(wanted, sizeof wanted, "bitroll: %.*s: %s: %s without a GPU\n", (int)strcspn(on_gpu[_i], " "), on_gpu[_i], br_last_error(),
+             strncmp(on_gpu[_i], "bench", 5) == 0 ? "--backend oracle --scale tiny is a dry run" : "backend oracle computes the same bits");
     snprintf(path, sizeof path, "%s/gpu.h5", folder);
     EXPECT(2, "%s", on_gpu[_i]);
     ck_assert_str_eq(err, wanted);

@@ -79,7 +79,9 @@ from importlib.metadata import version
 print(f"python {sys.version.split()[0]}, torch {torch.__version__}, megatron-core {megatron.core.__version__}, peft {version('peft')}")
 TEXT
     ) || die "the environment does not work: if $place is broken, remove it and call again"
-    printf '%s\n' "$said" >"$works.$$" && mv "$works.$$" "$works"
+    { printf '%s\n' "$said" >"$works.$$" && mv "$works.$$" "$works"; } 2>/dev/null || true # where it cannot be kept, the next call imports again
+else
+    said=$(<"$works")
 fi
-cat "$works" >&2
+printf '%s\n' "$said" >&2
 printf '%s\n' "$place/bin/bitroll-python"

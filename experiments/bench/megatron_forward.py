@@ -132,7 +132,8 @@ def main():
             for i in range(WARM + o.repeat):
                 begin = time.perf_counter()
                 trainer.log_probs(*packs[i % FEW])
-                times += [time.perf_counter() - begin] * (i >= WARM)
+                if i >= WARM:
+                    times.append(time.perf_counter() - begin)
         peer = statistics.median(peers)
         for i in range(o.repeat):  # how long Python takes to put a forward into the queue, of which the GPU sees nothing while it is busy
             lengths, *host = packs[i % FEW]

@@ -34,7 +34,7 @@ static br_status open_failed(const char *path, const char *what) {
     for (char *slash = error == ENOTDIR ? strrchr(parent, '/') : NULL; slash && slash > parent; slash = strrchr(parent, '/')) {
         *slash = 0;
         if (stat(parent, &info) == 0 && !S_ISDIR(info.st_mode))
-            return br_fail(BR_E_IO, "%s: a file: expected a folder, to %s %s in it", parent, what, path + (slash - parent) + 1);
+            return br_fail(BR_E_IO, "%s: a file: expected a folder, to %s %s", parent, what, path);
     }
     return br_fail(error == ENOENT && strcmp(what, "open") == 0 ? BR_E_NOT_FOUND : BR_E_IO, "%s: cannot %s: %s", path, what, strerror(error));
 }

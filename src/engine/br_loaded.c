@@ -31,7 +31,7 @@ static br_status open_backend(br_loaded *loaded, const char *name) {
     const char *device = !name ? NULL : strcmp(name, "oracle") == 0 ? "host" : "cuda";
     const br_status opened = br_device_open(device, &loaded->device);
     if (opened == BR_E_DEVICE || opened == BR_E_UNSUPPORTED)
-        return br_fail(opened, "%s: --backend oracle computes the same bits without a GPU", br_last_error());
+        return br_fail(opened, "%s: backend oracle computes the same bits without a GPU", br_last_error());
     BR_TRY(opened);
     if (br_device_is_host(loaded->device))
         return bi_backend_oracle_open(&limits, loaded->pool, NULL, &loaded->backend);

@@ -11,7 +11,8 @@
 # judged; every other pair is an error.
 #   nvjet_*                                cuBLASLt's kernels, in the self-test of the backend: tensor copies, barriers of a cluster
 #   softmax -> mix, mix_wide               bi_attnres.cu: __syncthreads between them, named barriers before
-#   copy16 -> ldmatrix2, ldmatrix4         bi_experts_pipe.cuh: cp.async.mbarrier.arrive on `full`; back over `empty`
+#   copy16 -> ldmatrix2, ldmatrix4         bi_experts_pipe.cuh: cp.async.mbarrier.arrive on `full`; bi_experts_wide.cuh: all copies awaited, a
+#                                          barrier of the copying warps, one arrival on `full`; both back over `empty`
 #   copy_block -> fp4_load                 bi_experts_wide.cuh: `full` counts the bytes of a bulk copy; back over `empty`
 #   kda_rows8 -> kda_load_keys             bi_kda_prefill.cu: `full`
 #   kda_run_stage -> kda_prepare           bi_kda_prefill.cu: `empty`

@@ -73,6 +73,11 @@ class Layout(unittest.TestCase):
             r.ops.glu(gg=None)
         with self.assertRaisesRegex(ValueError, "a tensor on meta: expected " + rig.DEVICE):
             Rows(r.ops, [0, 2], slot=torch.zeros(2, dtype=torch.int32, device="meta"))
+        with self.assertRaisesRegex(ValueError, f"{r.ops.limits.n_row + 1} rows, 2 of them in sequences: .* {r.ops.limits.n_row} at most"):
+            Rows(r.ops, [0, 2], n_row=r.ops.limits.n_row + 1)
+        for slot in (torch.zeros(2), torch.zeros(2, dtype=torch.int64), torch.zeros(1, dtype=torch.int32), torch.zeros(2, 2, dtype=torch.int32)[:, 0]):
+            with self.assertRaisesRegex(ValueError, "expected 2 of torch.int32, one behind the other"):
+                Rows(r.ops, [0, 2], slot=slot.to(rig.DEVICE))
         with self.assertRaisesRegex(AttributeError, "there is no op 'gluu'"):
             r.ops.gluu()
         r.close()

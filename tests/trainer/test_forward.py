@@ -167,6 +167,29 @@ class Packings(unittest.TestCase):
         base.close()
 
 
+    def test_slots_of_every_kind_one_after_the_other(self):
+        """On one model, each as on a model that has seen no other."""
+        of = {"adapter": lambda: 0, "base": lambda: -1, "first base": lambda: slots(-1, 0), "last base": lambda: slots(0, -1)}
+
+        def slots(first, last):
+            return torch.tensor([first] * lengths[0] + [last] * lengths[1], dtype=torch.int32, device=rig.DEVICE)
+
+        def found(r, kind):
+            with torch.no_grad():
+                return rig.bits(r.model.log_probs(Rows(r.ops, [0, lengths[0], sum(lengths)], slot=of[kind]()), token, target, rig.ones(len(token)))[0])
+        r, wanted = rig.Rig("nano", True), {}
+        lengths, token, target = rig.rows_of(rig.sequences(r.config, (33, 50)))
+        for kind in of:
+            fresh = rig.Rig("nano", True)
+            wanted[kind] = found(fresh, kind)
+            fresh.close()
+        self.assertEqual(len({tuple(bits.tolist()) for bits in wanted.values()}), len(of))
+        kinds = list(of)
+        for i in (0, 1, 2, 3, 2, 0, 3, 1, 2, 2, 0):
+            self.assertTrue(torch.equal(found(r, kinds[i]), wanted[kinds[i]]), kinds[i])
+        r.close()
+
+
 MOVES = {"empty", "empty_like", "zeros", "full", "ones", "view", "_unsafe_view", "reshape", "slice", "select", "unsqueeze", "squeeze", "unbind",
          "cat", "detach", "alias", "t", "transpose", "as_strided", "clone", "copy_", "_to_copy", "expand", "permute", "split", "fill_",
          "zero_", "tensor", "lift_fresh", "_reshape_alias", "index", "stack", "new_empty", "_local_scalar_dense", "ones_like",

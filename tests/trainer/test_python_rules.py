@@ -26,7 +26,7 @@ MAY = {  # by file: the float64 twin, the control arms and what lies outside a m
     "float64.py": ARITHMETIC, "torch_ops.py": {"matmul"}, "peft.py": {"@"},
     "rl/metrics.py": {"mean", "std"}, "rl/objective.py": ARITHMETIC, "rl/policy.py": {"@", "add", "sum"}, "rl/train.py": {"mean"},
     "rl/train_base.py": {"mean"},
-    "functions.py": {"add", "sum"}, "mcore.py": {"cumsum"},  # of gradients; of lengths
+    "functions.py": {"add", "sum"},  # of gradients
     "abi.py": {"sub"}, "importers/dump_file.py": {"add", "cumsum"}, "rl/report.py": {"mean", "sub"}}  # of texts, of sets and offsets, of columns
 
 

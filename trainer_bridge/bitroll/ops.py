@@ -124,7 +124,7 @@ class Ops:
         self.library.check(self.library.c.br_ops_wait(self.handle))
 
     def rows_of_slot(self, slot):
-        """As many rows of one adapter slot as a call may have, int32, always the same memory."""
+        """As many rows of one adapter slot as a call may have, int32: one tensor for all who ask, not to be written."""
         if slot not in self.of_slot:
             self.of_slot[slot] = torch.full((self.limits.n_row,), slot, dtype=torch.int32, device=self.device)
         return self.of_slot[slot]

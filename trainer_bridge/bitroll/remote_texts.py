@@ -25,7 +25,6 @@ def text_of(owner):
 
 class Texts(Connection):
     def __init__(self, *where, **limits):
-        super().__init__(*where, **limits)
         self.n_asked = 0
         self.queue = collections.deque()  # (number, owner, type, fields) that wait for credit
         self.running = Asked()            # number: what is asked
@@ -33,6 +32,7 @@ class Texts(Connection):
         self.released = Asked()           # number: (text, certificate), until its log-probs are here
         self.errors = {}                  # text: why it ended
         self.with_base = {}               # text: the temperature at which it is scored without an adapter once it has ended
+        super().__init__(*where, **limits)
 
     # ---- requests and credit -------------------------------------------------------------------------------------------------
 
@@ -56,13 +56,14 @@ class Texts(Connection):
     def idle(self, silent):
         self.send_some()
         if self.queue and not self.running and silent > FULL_S:
-            n_left = len(self.queue)
+            n_left, names = len(self.queue), [name for _, _, name, _ in self.queue]
+            n_needed = len(self.held) + names.count("GEN_REQ") + ("SCORE_REQ" in names)
             for _, owner, _, _ in self.queue:
                 self.with_base.pop(owner, None)
             self.queue.clear()
             raise abi.Error(C["BR_E_LIMIT"], f"{n_left} requests are left without credit while the worker, which holds {self.n_request} at once, "
                                              f"holds {len(self.held)} texts for their certificates: release those, or start it with --requests "
-                                             f"{self.n_request + n_left} or more")
+                                             f"{n_needed} or more")
         return BUSY_SLICE_MS if self.queue else SLICE_MS
 
     def finish(self, texts):

@@ -22,8 +22,9 @@ class Rows:
             raise ValueError(f"sequences of {lengths} rows from row {cu[0]}: expected at least one row each, from row 0")
         self.ops, self.fn, self.n_seq, self.lengths = ops, fn, len(lengths), lengths
         self.n_row = cu[-1] if n_row is None else n_row
-        if self.n_row < cu[-1]:
-            raise ValueError(f"{cu[-1]} rows in sequences: expected at most {self.n_row}")
+        if not cu[-1] <= self.n_row <= ops.limits.n_row:
+            raise ValueError(f"{self.n_row} rows, {cu[-1]} of them in sequences: expected those at least and {ops.limits.n_row} at most, the limit of "
+                             "the ops")
         blocks = [(n + PAGE_TOKENS - 1) // PAGE_TOKENS for n in lengths]
         self.n_block = sum(blocks)
         seg, row_seg, first_block = array("i"), array("i"), array("i", [0, *itertools.accumulate(blocks[:-1])])
@@ -35,7 +36,7 @@ class Rows:
         self.batch = Host(ops.pack("bi_batch", n_row=self.n_row, n_seg=self.n_seq, seg_row_max=max(lengths, default=0),
                              pos_max=max(lengths, default=1) - 1, seg=self.seg, row_seg=self.row_seg))
         self.row_slot = slot if isinstance(slot, torch.Tensor) else ops.rows_of_slot(slot)[: self.n_row]
-        ops.check_device(self.row_slot)
+        self.check("slots", self.row_slot, torch.int32)
         self.fault = torch.zeros(self.n_row, dtype=torch.int32, device=ops.device)
         self.stage = ["no fault"]  # names of the codes in fault
         self.trace, self.layer = None, -1  # called with (stage, layer, pieces, count) at the points that `dump --stage-hash` names
@@ -46,6 +47,13 @@ class Rows:
         if self.ops.device.type == "cuda":
             whole = whole.pin_memory().to(self.ops.device, non_blocking=True)
         return whole.split([len(p) for p in parts])
+
+    def check(self, name, tensor, dtype):
+        """One value a row, from outside: an op takes its address, whatever lies there."""
+        self.ops.check_device(tensor)
+        if tensor.dtype != dtype or tensor.shape != (self.n_row,) or not tensor.is_contiguous():
+            raise ValueError(f"{name}: {tensor.dtype}, shape {tuple(tensor.shape)}, strides {tensor.stride()}: expected {self.n_row} of {dtype}, "
+                             "one behind the other")
 
     def fault_at(self, name):
         """The fault argument of an op: rows that go wrong there say so in check_faults."""

@@ -127,7 +127,7 @@ class Run:
         os.makedirs(self.out, exist_ok=True)
         try:
             base_model.init(options.preset, options.seed, self.start)
-        except abi.Error:
+        except BaseException:
             resume.remove_empty(missing)
             raise
         self.trainer = Trainer(options, library, self.start)
