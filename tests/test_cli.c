@@ -428,6 +428,8 @@ START_TEST(request_in_error_is_one) {
 END_TEST
 
 START_TEST(difference_is_one) {
+    EXPECT(1, "parity r.h5 r.h5");
+    ck_assert_str_eq(last_line(out), "parity: 0 of 54 log-probs differ, KL 0, but the files do not pass\n");
     EXPECT(0, "score --model pico --adapter red=red --in r.h5 --out base.h5 --adapter-override base");
     EXPECT(1, "parity r.h5 base.h5");
     expect_match(last_line(out), "^parity: [1-9][0-9]* of 54 log-probs differ, KL [0-9.e-]*[1-9]");

@@ -115,7 +115,7 @@ static void print_json(const char *verb, br_status status, const br_report *r) {
     printf("}\n");
 }
 
-static void print_summary(const char *verb, const br_report *r) {
+static void print_summary(const char *verb, const br_report *r, cli_exit code) {
     char weights[DIGEST_TEXT], contract[DIGEST_TEXT], logprob[DIGEST_TEXT], adapter[DIGEST_TEXT];
     if (r->summary) {
         puts(r->summary);
@@ -127,8 +127,8 @@ static void print_summary(const char *verb, const br_report *r) {
     }
     if (strcmp(verb, "parity") == 0) {
         /* k3 is the estimate that never goes below 0; where it underflows, k1 still shows that something differs. */
-        printf("parity: %lld of %lld log-probs differ, KL %.9g\n", (long long)r->n_differ, (long long)r->n_compared,
-               r->k3 != 0 ? r->k3 : r->k1);
+        printf("parity: %lld of %lld log-probs differ, KL %.9g%s\n", (long long)r->n_differ, (long long)r->n_compared,
+               r->k3 != 0 ? r->k3 : r->k1, code != CLI_DONE && r->n_differ == 0 ? ", but the files do not pass" : "");
         return;
     }
     if (strcmp(verb, "bench") == 0) {
@@ -163,7 +163,7 @@ cli_exit cli_finish(const cli *c, const char *verb, br_status status, br_report 
     if (code != CLI_USAGE && c->json)
         print_json(verb, status, r);
     else if (code != CLI_USAGE)
-        print_summary(verb, r);
+        print_summary(verb, r, code);
     br_report_free(r);
     return code;
 }
