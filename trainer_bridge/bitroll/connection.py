@@ -42,8 +42,8 @@ class Connection:
     """address: "unix:PATH" or "mpi:RANK" of a bitroll-worker that runs the checkpoint at model_dir. connect_ms: how long to wait for somebody to
     listen at PATH, as while the worker loads; wait_ms: deadline of the greeting and of every answer; dead_ms: silence that ends the connection;
     grant_bytes: results that may wait here [16 MiB]; rank, alpha: of adapters that will be sent, compared with the worker's; rank 0: none;
-    requests: that the worker must hold at once. Over MPI a process has one. Busy: the worker serves another trainer. A message of the type NAME goes to the method take_name, or is an
-    answer."""
+    requests: that the worker must hold at once. Over MPI a process has one. Busy: the worker serves another trainer. A message of the type NAME
+    goes to the method take_name, or is an answer; one may come before __init__ is done."""
 
     def __init__(self, library, model_dir, address, connect_ms=60_000, wait_ms=600_000, dead_ms=10_000, grant_bytes=0, rank=0, alpha=0.0,
                  requests=1):

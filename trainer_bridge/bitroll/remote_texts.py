@@ -25,7 +25,6 @@ def text_of(owner):
 
 class Texts(Connection):
     def __init__(self, *where, **limits):
-        super().__init__(*where, **limits)
         self.n_asked = 0
         self.queue = collections.deque()  # (number, owner, type, fields) that wait for credit
         self.running = Asked()            # number: what is asked
@@ -33,6 +32,7 @@ class Texts(Connection):
         self.released = Asked()           # number: (text, certificate), until its log-probs are here
         self.errors = {}                  # text: why it ended
         self.with_base = {}               # text: the temperature at which it is scored without an adapter once it has ended
+        super().__init__(*where, **limits)
 
     # ---- requests and credit -------------------------------------------------------------------------------------------------
 
