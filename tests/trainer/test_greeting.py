@@ -67,6 +67,7 @@ class Greeting(unittest.TestCase):
                 r.remote(requests=5)
             self.assertEqual((caught.exception.status, str(caught.exception)), (
                 abi.CONSTANTS["BR_E_LIMIT"], "the worker holds 4 requests at once, 5 are needed here: start bitroll-worker with --requests 5 or more"))
+            self.assertEqual(r.remote(requests=4).n_request, 4)  # it serves the next one
 
     def test_an_error_before_the_first_credit(self):
         """What it is about was looked up in tables that were not there yet: an AttributeError in place of the worker's sentence."""

@@ -66,7 +66,7 @@ class Connection:
         try:
             self.n_request = self.first_credit(requests)
         except BaseException:
-            self.close()
+            self.close(is_done=False)
             raise
 
     def first_credit(self, wanted):
@@ -100,11 +100,12 @@ class Connection:
                 print(f"bitroll: waiting up to {left_ms / 1000:.0f} s more for a bitroll-worker that listens at {address[5:]}", file=sys.stderr,
                       flush=True)
 
-    def close(self):
-        """BYE, if the worker still listens; over MPI the end of the job's communication as well."""
+    def close(self, is_done=True):
+        """BYE, if the worker still listens; over MPI the end of the job's communication as well. Not is_done: no BYE over a socket, where a
+        worker ends with the first, and serves the next trainer without."""
         if self.trainer:
             is_gone = self.bridge.c.tb_trainer_end(self.trainer) in GONE
-            self.bridge.c.tb_trainer_close(self.trainer, 1)
+            self.bridge.c.tb_trainer_close(self.trainer, int(is_done or self.is_mpi))
             self.trainer = None
             if not is_gone:  # MPI would wait for a worker that is
                 self.finish_mpi()
