@@ -76,7 +76,7 @@ class Warm(unittest.TestCase):
 
     def test_a_cache_that_takes_nothing(self):
         """It works, as it is; the call ended with the words of mv or cat."""
-        mv = touch(self.cache, "stubs", "mv", text="#!/bin/sh\necho mv: Read-only file system >&2\nexit 1\n")
+        mv = touch(self.cache, "fakes", "mv", text="#!/bin/sh\necho mv: Read-only file system >&2\nexit 1\n")
         os.chmod(mv, 0o755)
         path = os.path.dirname(mv) + os.pathsep + os.environ["PATH"]
         self.assertEqual([self.call(PATH=path), self.call(PATH=path)], [1, 2])
@@ -102,12 +102,12 @@ class Cold(unittest.TestCase):
     def test_two_at_once_make_one(self):
         """The second removed what the first had just named, or put its own inside of it."""
         cache = tempfile.mkdtemp(dir=rig.PLACE)
-        calls, stubs = os.path.join(cache, "calls"), os.path.join(cache, "toolkit", "bin")
+        calls, fakes = os.path.join(cache, "calls"), os.path.join(cache, "toolkit", "bin")
         for name, text in (("python3.12", PYTHON_STUB % calls), ("nvcc", "#!/bin/sh\n"), ("df", "#!/bin/sh\necho\necho - - - 99999999\n")):
-            os.chmod(touch(stubs, name, text=text), 0o755)
+            os.chmod(touch(fakes, name, text=text), 0o755)
         for name in ("libcublas.so.13", "libcudnn.so.9"):
             touch(cache, "toolkit", "lib64", name)
-        environment = {**os.environ, "XDG_CACHE_HOME": cache, "PATH": stubs + os.pathsep + os.environ["PATH"]}
+        environment = {**os.environ, "XDG_CACHE_HOME": cache, "PATH": fakes + os.pathsep + os.environ["PATH"]}
         both = [subprocess.Popen([SCRIPT], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) for _ in range(2)]
         said = [one.communicate(timeout=60) for one in both]
         self.assertEqual([one.returncode for one in both], [0, 0], said)
