@@ -35,6 +35,8 @@ static bi_bf16 *latent_row(const bi_cache *cache, int32_t seq, int32_t position,
 
 static void store_row(const void *args, int32_t t) {
     const bi_latent_store_args *a = args;
+    if (a->batch->row_seg[t] < 0)
+        return;
     const bi_seg *seg = &a->batch->seg[a->batch->row_seg[t]];
     bi_bf16 *row = latent_row(&a->cache, seg->seq, seg->pos + t - seg->row, a->d_latent);
     memcpy(row, a->x + (int64_t)t * a->x_ld, sizeof *row * (size_t)a->d_latent);
@@ -282,6 +284,8 @@ typedef struct attn_call {
 static void attn_job(void *context, int t, int thread) {
     const attn_call *call = context;
     const bi_attn_args *a = call->a;
+    if (a->batch->row_seg[t] < 0)
+        return;
     const bi_seg *seg = &a->batch->seg[a->batch->row_seg[t]];
     int32_t own = seg->pos + t - seg->row;
     int32_t n = a->select ? a->n_select[t] : own + 1;
@@ -301,7 +305,7 @@ static br_status check_attn(const bi_limits *limits, const bi_attn_args *a) {
         a->d_kv_latent > limits->d_kv_latent || a->d_rope > limits->d_rope)
         return br_fail(BR_E_SHAPE, "attn: %d heads of %d + %d: expected 1 to %d heads of 1 to %d + 0 to %d", a->n_head,
                        a->d_kv_latent, a->d_rope, limits->n_head, limits->d_kv_latent, limits->d_rope);
-    for (int32_t t = 0; t < a->batch->n_row; t++) {
+    for (int32_t t = 0; t < a->batch->n_row && a->batch->row_seg[t] >= 0; t++) {
         const bi_seg *seg = &a->batch->seg[a->batch->row_seg[t]];
         int32_t visible = seg->pos + t - seg->row + 1;
         if (visible < 1 || visible > limits->n_pos)

@@ -74,7 +74,7 @@ br_status BI_FN(bi_conv)(bi_ctx *ctx, const bi_conv_args *a) {
     if (((uintptr_t)a->history.base | a->history.seq_bytes) % sizeof(bi_bf16))
         return br_fail(BR_E_ALIGN, "conv: history at %p, %zu bytes a sequence: expected multiples of %zu",
                        (void *)a->history.base, a->history.seq_bytes, sizeof(bi_bf16));
-    if (a->batch->n_row == 0)
+    if (a->batch->n_row == 0 || a->batch->n_seg == 0)
         return BR_OK;
     int32_t n_tile = (a->n_chan + CONV_TILE - 1) / CONV_TILE;
     /* One element costs four taps and a sigmoid, about 8 plain element steps. */

@@ -61,6 +61,8 @@ static inline bi_bf16 quantise(bi_bf16 x, float scale) {
 /* A key with an element that is not finite ends its request; it is kept as zeros, so that nothing it meets turns to NaN. */
 static void store_row(const void *args, int32_t t) {
     const bi_index_store_args *a = args;
+    if (a->batch->row_seg[t] < 0)
+        return;
     const bi_seg *seg = &a->batch->seg[a->batch->row_seg[t]];
     const bi_bf16 *k = a->k + (int64_t)t * a->d;
     int32_t position = seg->pos + t - seg->row, lane = position % BI_PANEL;
@@ -201,6 +203,8 @@ typedef struct select_call {
 static void select_job(void *context, int t, int thread) {
     const select_call *call = context;
     const bi_index_select_args *a = call->a;
+    if (a->batch->row_seg[t] < 0)
+        return;
     const bi_seg *seg = &a->batch->seg[a->batch->row_seg[t]];
     int32_t visible = seg->pos + t - seg->row + 1;
     work w;
@@ -234,7 +238,7 @@ static br_status check_select(const bi_limits *limits, const bi_index_select_arg
                        a->topk, a->n_head, a->d, limits->index_n_head, limits->index_d_head);
     if (a->scored && !a->score)
         return br_fail(BR_E_SHAPE, "index_select: scores that are there already: expected where they are");
-    for (int32_t t = 0; t < a->batch->n_row; t++) {
+    for (int32_t t = 0; t < a->batch->n_row && a->batch->row_seg[t] >= 0; t++) {
         const bi_seg *seg = &a->batch->seg[a->batch->row_seg[t]];
         int32_t position = seg->pos + t - seg->row;
         if (position < 0 || position >= limits->n_pos)

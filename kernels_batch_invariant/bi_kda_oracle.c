@@ -174,7 +174,7 @@ br_status BI_FN(bi_kda)(bi_ctx *ctx, const bi_kda_args *a) {
     if (((uintptr_t)a->state.base | a->state.seq_bytes) % sizeof(float))
         return br_fail(BR_E_ALIGN, "kda: state at %p, %zu bytes a sequence: expected multiples of %zu",
                        (void *)a->state.base, a->state.seq_bytes, sizeof(float));
-    if (a->batch->n_row == 0)
+    if (a->batch->n_row == 0 || a->batch->n_seg == 0)
         return BR_OK;
     int64_t cost = (int64_t)a->batch->n_row * a->d * a->d / a->batch->n_seg;
     bi_rows_run(ctx, kda_head, a, a->batch->n_seg * a->n_head, cost + 1);

@@ -12,7 +12,7 @@
 
 #include <string.h>
 
-enum { CACHE_RIG_SEQS = 3, CACHE_RIG_BLOCKS = 40, CACHE_RIG_ROWS = 4096 };
+enum { CACHE_RIG_SEQS = 3, CACHE_RIG_BLOCKS = 40, CACHE_RIG_ROWS = 4096, CACHE_RIG_PAD = 2 };
 
 typedef struct cache_rig {
     bi_cache cache;
@@ -42,7 +42,7 @@ static inline void cache_rig_close(cache_rig *rig) {
 typedef struct batch_rig {
     bi_batch batch;
     bi_seg seg[CACHE_RIG_SEQS];
-    int32_t row_seg[CACHE_RIG_ROWS];
+    int32_t row_seg[CACHE_RIG_ROWS + CACHE_RIG_PAD];
 } batch_rig;
 
 static inline void batch_rig_begin(batch_rig *rig) {
@@ -59,6 +59,12 @@ static inline void batch_rig_add(batch_rig *rig, int32_t seq, int32_t pos, int32
         rig->row_seg[b->n_row + i] = b->n_seg;
     rig->seg[b->n_seg++] = seg;
     b->n_row += n_row;
+}
+
+/* Rows of padding behind all segments. */
+static inline void batch_rig_pad(batch_rig *rig) {
+    for (int i = 0; i < CACHE_RIG_PAD; i++)
+        rig->row_seg[rig->batch.n_row++] = -1;
 }
 
 #endif

@@ -106,7 +106,7 @@ static void step(const op_rig *rig, const bi_batch *batch, const bi_cache *cache
     int32_t *select = ROW_CASE_ARRAY(int32_t, listed ? n * select_ld : 0), *n_select = ROW_CASE_ARRAY(int32_t, n);
     uint32_t *fault = ROW_CASE_ARRAY(uint32_t, n);
     memset(fault, 0, sizeof *fault * (size_t)n);
-    for (int32_t t = 0; t < n; t++) {
+    for (int32_t t = 0; t < n - CACHE_RIG_PAD; t++) {
         const bi_seg *seg = &batch->seg[batch->row_seg[t]];
         int64_t pos = seg->pos + t - seg->row;
         memcpy(x + t * x_ld, now.latent[seg->seq] + pos * now.d_latent, 2 * (size_t)now.d_latent);
@@ -122,7 +122,7 @@ static void step(const op_rig *rig, const bi_batch *batch, const bi_cache *cache
                          listed ? n_select : NULL, select_ld, now.alpha, z, {fault, CODE}};
     CHECK_OK(rig->backend.op->latent_store(rig->backend.ctx, &store));
     CHECK_OK(rig->backend.op->attn(rig->backend.ctx, &attn));
-    for (int32_t t = 0; t < n; t++) {
+    for (int32_t t = 0; t < n - CACHE_RIG_PAD; t++) {
         const bi_seg *seg = &batch->seg[batch->row_seg[t]];
         int64_t pos = seg->pos + t - seg->row;
         memcpy(out->z[seg->seq] + pos * n_head * d, z + t * n_head * d, 2 * (size_t)(n_head * d));
@@ -141,7 +141,7 @@ static bi_limits limits_of(int32_t n_row, int32_t n_head, int32_t d_kv_latent, i
 static void run(attn_run how, attn_out *out) {
     static batch_rig rows;
     const attn_case *c = &now.c;
-    bi_limits limits = limits_of(CACHE_RIG_ROWS, c->n_head, c->d_kv_latent, c->d_rope);
+    bi_limits limits = limits_of(CACHE_RIG_ROWS + CACHE_RIG_PAD, c->n_head, c->d_kv_latent, c->d_rope);
     op_rig rig;
     cache_rig cache;
     op_rig_open(&rig, &limits, how.isa, how.n_thread);
@@ -157,6 +157,7 @@ static void run(attn_run how, attn_out *out) {
         }
         if (!rows.batch.n_row)
             break;
+        batch_rig_pad(&rows);
         step(&rig, &rows.batch, &cache.cache, c->topk || how.listed, out);
     }
     cache_rig_close(&cache);

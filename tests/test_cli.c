@@ -133,6 +133,7 @@ static const struct {
     {"generate --temperature inf", "--temperature: expected 0, or a number from 0.0009765625 to 1024"},
     {"generate --temperature 0.0001", "--temperature: expected 0, or a number from 0.0009765625 to 1024"},
     {"generate --top-p 0", "--top-p: expected a number above 0, at most 1, found '0'"},
+    {"generate --top-p 1e-320", "generate needs --model"}, /* a prompts file takes it as well */
     {"generate --top-p 1.01", "--top-p: expected a number above 0, at most 1, found '1.01'"},
     {"generate --min-p -0.1", "--min-p: expected a number from 0 to 1"},
     {"generate --top-logprobs 21", "--top-logprobs: expected a number from 0 to 20"},
@@ -289,6 +290,8 @@ START_TEST(top_help) {
     ck_assert_ptr_nonnull(strstr(out, "exit 0"));
     check_same_output("--help", "help");
     check_same_output("--help", "help --help");
+    check_same_output("--help", "help help");
+    check_same_output("--help", "help version");
     check_same_output("verify --help", "help verify");
     check_same_output("--version", "version");
     expect_match(out, "^bitroll [0-9]+\\.[0-9]+\\.[0-9]+\n$");

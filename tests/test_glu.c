@@ -307,7 +307,7 @@ START_TEST(refuses_wrong_shapes) {
     row_case_untouched("y", y, sizeof(bi_bf16) * 16);
     prepare_conv(ROW_NORMAL, 1);
     bi_seg seg = {0, 0, 1, 0};
-    bi_batch batch = {.n_row = 1, .n_seg = 1, .seg = &seg}, none = {0};
+    bi_batch batch = {.n_row = 1, .n_seg = 1, .seg = &seg}, none = {0}, padding = {.n_row = 1};
     bi_bf16 *out = ROW_CASE_ARRAY(bi_bf16, Y_LD), *kept = ROW_CASE_ARRAY(bi_bf16, 3 * N_CHAN);
     bi_state history = {(unsigned char *)kept, 6 * N_CHAN, NULL};
     bi_conv_args fine = {&batch, N_CHAN, conv.x[0], X_LD, conv.w, history, out, Y_LD}, odd = fine;
@@ -322,6 +322,8 @@ START_TEST(refuses_wrong_shapes) {
     odd = fine, odd.history.seq_bytes++;
     CHECK_FAILS(backend.op->conv(backend.ctx, &odd), BR_E_ALIGN);
     odd = fine, odd.batch = &none;
+    CHECK_OK(backend.op->conv(backend.ctx, &odd));
+    odd.batch = &padding; /* was divided by its no segments */
     CHECK_OK(backend.op->conv(backend.ctx, &odd));
     row_case_untouched("y", out, sizeof(bi_bf16) * Y_LD);
     row_case_untouched("history", kept, sizeof(bi_bf16) * 3 * N_CHAN);

@@ -81,7 +81,7 @@ class Rig(unittest.TestCase):
     def run_module(self, module, *arguments, stdout=subprocess.PIPE):
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join([os.path.join(TREE, "trainer_bridge"), os.environ.get("PYTHONPATH", "")]))
         return subprocess.run([sys.executable, "-B", "-m", f"bitroll.{module}", *arguments], stdout=stdout, stderr=subprocess.PIPE, text=True,
-                              env=environment)
+                              env=environment, timeout=120)
 
     def run_importer(self, name, dump, *options, out="f.h5"):
         return self.run_module(f"importers.{name}", dump, "--out", self.path(out), *options)
@@ -318,6 +318,17 @@ class Programs(Rig):
             done = self.run_module("importers", name, "d.pt")
             self.assertEqual((done.returncode, done.stdout), (2, ""))
             self.assertTrue(done.stderr.startswith(f"importers: {said}"), done.stderr)
+
+    def test_what_is_no_file(self):
+        """A pipe that nobody writes to held an importer up for ever; of a folder torch only said that it is not a whole file."""
+        os.mkfifo(self.path("pipe"))
+        for path, said in ((self.path("pipe"), "expected a regular file"), (self.path("."), "expected a regular file"),
+                           ("/dev/zero", "expected a regular file"), (self.path("none"), os.strerror(errno.ENOENT))):
+            for name in ("nemo_jsonl", "slime_pt", "verl_dataproto", "vllm_json", "sglang_json"):
+                side = ("--side", "rollout", "--alignment", "same") if name in ("nemo_jsonl", "slime_pt", "verl_dataproto") else ()
+                with self.subTest(name, path=path):
+                    done = self.run_module(f"importers.{name}", path, *side, *GIVEN, "--out", self.path("f.h5"))
+                    self.assertEqual((done.returncode, done.stdout, done.stderr), (2, "", f"{name}: {path}: {said}\n"))
 
     def test_a_stdout_that_is_full(self):
         dump = self.write("d.jsonl", nemo())

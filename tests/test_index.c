@@ -75,8 +75,8 @@ static void select_again(const op_rig *rig, const bi_index_select_args *done) {
     a.select = ROW_CASE_ARRAY(int32_t, n * a.topk);
     a.n_select = ROW_CASE_ARRAY(int32_t, n);
     CHECK_OK(rig->backend.op->index_select(rig->backend.ctx, &a));
-    ck_assert(!memcmp(a.n_select, done->n_select, sizeof *a.n_select * (size_t)n));
-    for (int32_t t = 0; t < n; t++)
+    ck_assert(!memcmp(a.n_select, done->n_select, sizeof *a.n_select * (size_t)(n - CACHE_RIG_PAD)));
+    for (int32_t t = 0; t < n - CACHE_RIG_PAD; t++)
         ck_assert(!memcmp(a.select + t * a.topk, done->select + t * a.topk, sizeof *a.select * (size_t)a.n_select[t]));
     ck_assert(!memcmp(before, a.score, sizeof *before * (size_t)(n * a.score_ld)));
     row_case_arena.used = used;
@@ -93,7 +93,7 @@ static void step(const op_rig *rig, const bi_batch *batch, const bi_cache *cache
     int32_t *select = ROW_CASE_ARRAY(int32_t, n * topk), *n_select = ROW_CASE_ARRAY(int32_t, n);
     uint32_t *fault_k = memset(ROW_CASE_ARRAY(uint32_t, n), 0, sizeof(uint32_t) * (size_t)n);
     uint32_t *fault_q = memset(ROW_CASE_ARRAY(uint32_t, n), 0, sizeof(uint32_t) * (size_t)n);
-    for (int32_t t = 0; t < n; t++) {
+    for (int32_t t = 0; t < n - CACHE_RIG_PAD; t++) {
         const bi_seg *seg = &batch->seg[batch->row_seg[t]];
         int64_t pos = seg->pos + t - seg->row;
         memcpy(k + t * d, now.k[seg->seq] + pos * d, sizeof *k * (size_t)d);
@@ -107,7 +107,7 @@ static void step(const op_rig *rig, const bi_batch *batch, const bi_cache *cache
     CHECK_OK(rig->backend.op->index_select(rig->backend.ctx, &args));
     if (!no_score)
         select_again(rig, &args);
-    for (int32_t t = 0; t < n; t++) {
+    for (int32_t t = 0; t < n - CACHE_RIG_PAD; t++) {
         const bi_seg *seg = &batch->seg[batch->row_seg[t]];
         int s = seg->seq;
         int64_t pos = seg->pos + t - seg->row;
@@ -124,7 +124,7 @@ static void step(const op_rig *rig, const bi_batch *batch, const bi_cache *cache
 static void run(index_run how, index_out *out) {
     static batch_rig rows;
     const index_case *c = &now.c;
-    bi_limits limits = {.n_row = CACHE_RIG_ROWS, .index_n_head = c->n_head, .index_d_head = c->d,
+    bi_limits limits = {.n_row = CACHE_RIG_ROWS + CACHE_RIG_PAD, .index_n_head = c->n_head, .index_d_head = c->d,
                         .n_pos = CACHE_RIG_BLOCKS * BR_PAGE_TOK};
     op_rig rig;
     cache_rig cache;
@@ -141,6 +141,7 @@ static void run(index_run how, index_out *out) {
         }
         if (!rows.batch.n_row)
             break;
+        batch_rig_pad(&rows);
         step(&rig, &rows.batch, &cache.cache, how.no_score, out);
     }
     cache_rig_close(&cache);

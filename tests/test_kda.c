@@ -481,7 +481,7 @@ START_TEST(refuses_wrong_shapes) {
         return;
     prepare_kda(1, 1, 1, 32, ROW_NORMAL, 1);
     bi_seg seg = {0, 0, 1, 0};
-    bi_batch batch = {.n_row = 1, .n_seg = 1, .seg = &seg}, none = {0};
+    bi_batch batch = {.n_row = 1, .n_seg = 1, .seg = &seg}, none = {0}, padding = {.n_row = 1};
     kda_run run = kda_begin(&backend);
     float *o = ROW_CASE_ARRAY(float, 512), *beta = ROW_CASE_ARRAY(float, 1);
     bi_kda_args good = {&batch, 1, 32, kda.q[0], kda.k[0], kda.v[0], kda.ld, kda.a[0], kda.beta[0], 1,
@@ -500,6 +500,8 @@ START_TEST(refuses_wrong_shapes) {
     args = good, args.state.seq_bytes += 2;
     CHECK_FAILS(backend.op->kda(backend.ctx, &args), BR_E_ALIGN);
     args = good, args.batch = &none;
+    CHECK_OK(backend.op->kda(backend.ctx, &args));
+    args.batch = &padding; /* was divided by its no segments */
     CHECK_OK(backend.op->kda(backend.ctx, &args));
     bi_kda_gate_args decay_args = {-1, 1, 32, kda.q[0], kda.q[0], kda.a[0], kda.a[0], 1, -5.0f, o, beta};
     CHECK_FAILS(backend.op->kda_gate(backend.ctx, &decay_args), BR_E_SHAPE);

@@ -42,14 +42,15 @@ find_toolkit() {
 
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/bitroll
 place=$cache/python-$(sha256sum "$lock" | cut -c1-16)
-if [ ! -x "$place/bin/bitroll-python" ]; then
+build() {
+    local python toolkit free building
     python=$(find_python)
     toolkit=$(find_toolkit)
-    mkdir -p "$cache"
     free=$(df -Pk "$cache" | awk 'NR == 2 { print $4 }')
     [ "$free" -ge "$KIB_NEEDED" ] || die "$cache has $free KiB free: the environment needs $KIB_NEEDED"
     building=$(mktemp -d "$cache/building.XXXXXX")
-    trap 'rm -rf "$building"' EXIT
+    # shellcheck disable=SC2064 # its name is local
+    trap "rm -rf '$building'" EXIT
     "$python" -m venv "$building/env" >&2
     "$building/env/bin/python" -m pip install -q --no-deps --require-hashes --only-binary=:all: --no-cache-dir --disable-pip-version-check \
         -r "$lock" >&2 || die "pip could not install requirements.lock"
@@ -61,7 +62,15 @@ exec "\$(dirname "\$0")/python" -B "\$@"
 TEXT
     chmod +x "$building/env/bin/bitroll-python"
     rm -rf "$place"
-    mv "$building/env" "$place"
+    mv -T "$building/env" "$place"
+}
+
+if [ ! -x "$place/bin/bitroll-python" ]; then
+    mkdir -p "$cache"
+    exec {held}>"$cache/lock"
+    flock "$held" # of two calls the second finds what the first has made
+    [ -x "$place/bin/bitroll-python" ] || build
+    exec {held}>&-
 fi
 
 works=$place/works # what the import said last
@@ -79,7 +88,8 @@ from importlib.metadata import version
 print(f"python {sys.version.split()[0]}, torch {torch.__version__}, megatron-core {megatron.core.__version__}, peft {version('peft')}")
 TEXT
     ) || die "the environment does not work: if $place is broken, remove it and call again"
-    { printf '%s\n' "$said" >"$works.$$" && mv "$works.$$" "$works"; } 2>/dev/null || true # where it cannot be kept, the next call imports again
+    # where it cannot be kept, as in a cache that is read-only, each call imports
+    { printf '%s\n' "$said" >"$works.$$" && mv -fT "$works.$$" "$works"; } 2>/dev/null || rm -f "$works.$$" 2>/dev/null || true
 else
     said=$(<"$works")
 fi

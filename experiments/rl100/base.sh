@@ -6,23 +6,20 @@ set -euo pipefail
 out=${1:?base.sh OUT [BACKEND]}
 backend=${2:-cuda}
 seconds=${SECONDS_MAX:-230} # a base that takes longer ends there, with what it kept last
-here=$(cd "$(dirname "$0")" && pwd)
-export PYTHONPATH=$here/../../trainer_bridge${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
-python=${PYTHON:-$("$here/../../trainer_bridge/environment.sh")}
 die() {
     printf 'base.sh: %s\n' "$*" >&2
     exit 2
 }
-case $backend in
-oracle) ;;
-cuda)
+case $backend in oracle | cuda) ;; *) die "BACKEND is '$backend': expected cuda or oracle" ;; esac
+here=$(cd "$(dirname "$0")" && pwd)
+export PYTHONPATH=$here/../../trainer_bridge${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
+python=${PYTHON:-$("$here/../../trainer_bridge/environment.sh")}
+if [ "$backend" = cuda ]; then
     status=0
     "$python" -W ignore -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else 3)' || status=$?
     [ "$status" -ne 3 ] || die 'torch finds no GPU on this machine: base.sh OUT oracle runs without one'
     [ "$status" -eq 0 ] || die "$python ended with $status when it imported torch: expected PYTHON, an interpreter with torch"
-    ;;
-*) die "'$backend': expected BACKEND, cuda or oracle" ;;
-esac
+fi
 mkdir -p "$out"
 
 base() { # base NAME OPTION...

@@ -32,18 +32,15 @@ for run in "$@"; do
 done
 build=${BUILD:-$here/../../build}
 backend=${BACKEND:-cuda}
+case $backend in oracle | cuda) ;; *) die "BACKEND is '$backend': expected cuda or oracle" ;; esac
 export PYTHONPATH=$here/../../trainer_bridge${PYTHONPATH:+:$PYTHONPATH} BITROLL=$build/bitroll BITROLL_LIBRARY=$build/libbitroll.so
 python=${PYTHON:-$("$here/../../trainer_bridge/environment.sh")}
-case $backend in
-oracle) ;;
-cuda)
+if [ "$backend" = cuda ]; then
     status=0
     "$python" -W ignore -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else 3)' || status=$?
     [ "$status" -ne 3 ] || die 'BACKEND is cuda, and torch finds no GPU on this machine: BACKEND=oracle runs without one'
     [ "$status" -eq 0 ] || die "$python ended with $status when it imported torch: expected PYTHON, an interpreter with torch"
-    ;;
-*) die "BACKEND is '$backend': expected cuda or oracle" ;;
-esac
+fi
 mkdir -p "$out/results"
 
 base=${BASE:-$out/base}

@@ -41,8 +41,10 @@ static int is_version(const char *text) {
     return strcmp(text, "--version") == 0 || strcmp(text, "version") == 0;
 }
 
-/* `bitroll help`, and `bitroll help VERB` for `bitroll VERB --help`. */
+/* `bitroll help`, and `bitroll help VERB` for `bitroll VERB --help`; the verbs of this file are told of by the first. */
 static cli_exit help(const char *name) {
+    if (name && (is_help(name) || is_version(name) || strcmp(name, "help") == 0))
+        name = NULL;
     const cli_verb *verb = name ? find_verb(name) : NULL;
     if (name && !verb) {
         fprintf(stderr, "bitroll: no verb '%s'; see bitroll --help\n", name);
@@ -63,7 +65,7 @@ static cli_exit run(int argc, char **argv) {
     if (is_help(argv[1]))
         return help(NULL);
     if (strcmp(argv[1], "help") == 0)
-        return help(argc > 2 && !is_help(argv[2]) ? argv[2] : NULL);
+        return help(argc > 2 ? argv[2] : NULL);
     if (is_version(argv[1])) {
         printf("bitroll %s\n", br_version());
         return CLI_DONE;

@@ -2,7 +2,6 @@
 #include "cli.h"
 
 #include <errno.h>
-#include <float.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,6 +24,7 @@ typedef struct option {
 #define AT(field) offsetof(cli, field)
 #define ANY 0, 0, 0
 #define RANGE(min, max) min, max, min
+#define ABOVE_0 0x1p-1074 /* the least number that is not 0, as a prompts file takes it */
 #define RANGE_OR(also, min, max) min, max, also
 
 /* A name may stand twice, for verbs to which it means different things. */
@@ -59,7 +59,7 @@ static const option options[] = {
     {"--temperature", "T", F32, GENERATE, 0, AT(sampling.temperature), RANGE_OR(0, 0x1p-10, 0x1p10),
      "0 greedy, else 2^-10 to 2^10 [1]"},
     {"--top-k", "K", I32, GENERATE, 0, AT(sampling.top_k), RANGE(0, INT_MAX), "keep the K best; 0 off [0]"},
-    {"--top-p", "P", F64, GENERATE, 0, AT(sampling.top_p), RANGE(DBL_MIN, 1),
+    {"--top-p", "P", F64, GENERATE, 0, AT(sampling.top_p), RANGE(ABOVE_0, 1),
      "keep the smallest set of at least this probability; 1 off [1]"},
     {"--min-p", "P", F32, GENERATE, 0, AT(sampling.min_p), RANGE(0, 1),
      "keep what has at least this share of the best one's probability; 0 off [0]"},
@@ -121,7 +121,7 @@ static int complain(const char *what, const char *option_name, const char *found
 
 static int in_range(const option *o, double x, const char *text) {
     char what[96], also[32] = "";
-    if (o->min == DBL_MIN && !(x >= o->min && x <= o->max)) {
+    if (o->min == ABOVE_0 && !(x >= o->min && x <= o->max)) {
         snprintf(what, sizeof what, "expected a number above 0, at most %.10g", o->max);
         return complain(what, o->name, text);
     }

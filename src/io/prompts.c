@@ -164,14 +164,14 @@ static br_status take_seed(line_parser *l) {
 }
 
 /* *out is left alone when the key is absent. Zero comes out as +0, so that it has one pattern in digests. */
-static br_status take_number(const line_parser *l, const char *key, double max, double *out) {
+static br_status take_number(const line_parser *l, const char *key, int above_0, double max, double *out) {
     const json_t *value;
     BR_TRY(json_find(&l->scope, key, &value));
     if (!value)
         return BR_OK;
     double number = json_is_number(value) ? json_number_value(value) : (double)NAN;
-    if (!(number >= 0 && number <= max))
-        return br_fail(BR_E_FORMAT, "%s: %s: expected a number 0 to %g", l->scope.what, key, max);
+    if (!(number >= 0 && number <= max) || (above_0 && number == 0))
+        return br_fail(BR_E_FORMAT, "%s: %s: expected a number %s %g", l->scope.what, key, above_0 ? "above 0, at most" : "0 to", max);
     *out = number == 0 ? 0 : number;
     return BR_OK;
 }
@@ -181,11 +181,9 @@ static br_status take_settings(line_parser *l) {
     double temperature = s->temperature, min_p = s->min_p;
     const json_int top_k = {"top_k", 0, INT32_MAX, 1, s->top_k}, max_new = {"max_new", 1, BR_POSITION_MAX, 1, s->max_new},
                    min_new = {"min_new", 0, BR_POSITION_MAX, 1, s->min_new}, n = {"n", 1, ROLLOUT_SAMPLE_END, 1, 0};
-    BR_TRY(take_number(l, "temperature", 1024, &temperature));
-    BR_TRY(take_number(l, "min_p", 1, &min_p));
-    BR_TRY(take_number(l, "top_p", 1, &s->top_p));
-    if (s->top_p <= 0)
-        return br_fail(BR_E_FORMAT, "%s: top_p: expected a number above 0, at most 1", l->scope.what);
+    BR_TRY(take_number(l, "temperature", 0, 1024, &temperature));
+    BR_TRY(take_number(l, "min_p", 0, 1, &min_p));
+    BR_TRY(take_number(l, "top_p", 1, 1, &s->top_p));
     if (temperature > 0 && temperature < 0x1p-10) /* a tiny one would round to 0 and turn greedy */
         return br_fail(BR_E_FORMAT, "%s: temperature: expected 0 or 2^-10 to 2^10, found %g", l->scope.what, temperature);
     s->temperature = (float)temperature;

@@ -73,13 +73,33 @@ class Layout(unittest.TestCase):
             r.ops.glu(gg=None)
         with self.assertRaisesRegex(ValueError, "a tensor on meta: expected " + rig.DEVICE):
             Rows(r.ops, [0, 2], slot=torch.zeros(2, dtype=torch.int32, device="meta"))
-        with self.assertRaisesRegex(ValueError, f"{r.ops.limits.n_row + 1} rows, 2 of them in sequences: .* {r.ops.limits.n_row} at most"):
-            Rows(r.ops, [0, 2], n_row=r.ops.limits.n_row + 1)
-        for slot in (torch.zeros(2), torch.zeros(2, dtype=torch.int64), torch.zeros(1, dtype=torch.int32), torch.zeros(2, 2, dtype=torch.int32)[:, 0]):
-            with self.assertRaisesRegex(ValueError, "expected 2 of torch.int32, one behind the other"):
-                Rows(r.ops, [0, 2], slot=slot.to(rig.DEVICE))
         with self.assertRaisesRegex(AttributeError, "there is no op 'gluu'"):
             r.ops.gluu()
+        r.close()
+
+    def test_rows_that_no_op_could_take(self):
+        """Each was a crash, a read behind a tensor's end, or other bits."""
+        r, i32 = rig.Rig("pico", True), torch.int32
+        n_max, most = r.ops.limits.n_row, f"expected at most {r.ops.limits.n_row}, {r.ops.limits.n_pos}"
+        for cu, more, said in (
+                ([0], {}, "expected at least one, of one row or more"), ([], {}, "expected at least one, of one row or more"),
+                ([0, 2, 2], {}, "expected at least one, of one row or more"), ([1, 3], {}, "from row 1: expected"),
+                ([0, 3], dict(n_row=5), "3 rows in sequences: expected 5"), ([0, 3], dict(n_row=2), "3 rows in sequences: expected 2"),
+                ([0, n_max, n_max + 1], {}, most), ([0, n_max + 1], {}, most),
+                ([0, 3], dict(slot=1), "slot 1: expected 0, the adapter, or -1, the base"), ([0, 3], dict(slot=-2), "slot -2: expected"),
+                ([0, 3], dict(slot=None), "slot None: expected"),
+                *(([0, 3], dict(slot=slot), f"slots: {slot.dtype} .*: expected torch.int32 .3,., one behind the other") for slot in (
+                    torch.zeros(2, dtype=i32), torch.zeros(4, dtype=i32), torch.zeros(3, dtype=torch.int64), torch.zeros(3, 1, dtype=i32),
+                    torch.zeros(6, dtype=i32)[::2]))):
+            with self.subTest(cu=cu, **more), self.assertRaisesRegex(ValueError, said):
+                Rows(r.ops, cu, **{k: v.to(rig.DEVICE) if isinstance(v, torch.Tensor) else v for k, v in more.items()})
+        rows, token, t = Rows(r.ops, [0, 3]), torch.tensor([3, 4, 5], dtype=i32, device=rig.DEVICE), rig.ones(3)
+        for arguments, said in (((token.long(), token, t), "token ids: torch.int64"), ((token[:2], token, t), "token ids: torch.int32 .2,."),
+                                ((token, token.long(), t), "target ids: torch.int64"), ((token, token, t.double()), "temperatures: torch.float64"),
+                                ((token, token, rig.ones(1).expand(3)), "temperatures: torch.float32 .3,. with gaps")):
+            with self.subTest(said), self.assertRaisesRegex(ValueError, said):
+                r.model.log_probs(rows, *arguments)
+        r.model.log_probs(rows, token, token, t)
         r.close()
 
 

@@ -41,9 +41,9 @@ class Warm(unittest.TestCase):
         self.python = touch(self.place, "bin", "bitroll-python", text=STUB % self.toolkit)
         os.chmod(self.python, 0o755)
 
-    def call(self, status=0):
+    def call(self, status=0, **more):
         """How many imports there have been after this call."""
-        done = subprocess.run([SCRIPT], capture_output=True, text=True, timeout=60, env={**os.environ, "XDG_CACHE_HOME": self.cache})
+        done = subprocess.run([SCRIPT], capture_output=True, text=True, timeout=60, env={**os.environ, "XDG_CACHE_HOME": self.cache, **more})
         self.assertEqual((done.returncode, done.stdout), (status, "" if status else self.python + "\n"), done.stderr)
         self.said = done.stderr
         with open(os.path.join(self.place, "calls"), encoding="ascii") as file:
@@ -73,6 +73,51 @@ class Warm(unittest.TestCase):
         touch(self.place, "fault")
         touch(self.module)
         self.assertEqual([self.call(2), self.call(2)], [4, 5])
+
+    def test_a_cache_that_takes_nothing(self):
+        """It works, as it is; the call ended with the words of mv or cat."""
+        mv = touch(self.cache, "fakes", "mv", text="#!/bin/sh\necho mv: Read-only file system >&2\nexit 1\n")
+        os.chmod(mv, 0o755)
+        path = os.path.dirname(mv) + os.pathsep + os.environ["PATH"]
+        self.assertEqual([self.call(PATH=path), self.call(PATH=path)], [1, 2])
+        self.assertEqual(self.said, "python 3.12.1, torch 1\n")
+        touch(self.place, "works", "a", "folder")
+        self.assertEqual([self.call(), self.call()], [3, 4])
+        self.assertEqual(self.said, "python 3.12.1, torch 1\n")
+        self.assertEqual([name for name in os.listdir(self.place) if name.startswith("works.")], [])
+
+
+# In place of Python 3.12, of pip and of the environment's own interpreter.
+PYTHON_STUB = """#!/bin/sh
+case "$*" in
+"-m venv "*) echo made >>"%s"; mkdir -p "$3/bin" "$3/lib" && cp "$0" "$3/bin/python" ;;
+*"-m pip"*) sleep 1 ;;
+*-c*) echo "python 3.12.1" ;;
+*) echo "python 3.12.1, torch 1" ;;
+esac
+"""
+
+
+class Cold(unittest.TestCase):
+    def test_two_at_once_make_one(self):
+        """The second removed what the first had just named, or put its own inside of it."""
+        cache = tempfile.mkdtemp(dir=rig.PLACE)
+        calls, fakes = os.path.join(cache, "calls"), os.path.join(cache, "toolkit", "bin")
+        for name, text in (("python3.12", PYTHON_STUB % calls), ("nvcc", "#!/bin/sh\n"), ("df", "#!/bin/sh\necho\necho - - - 99999999\n")):
+            os.chmod(touch(fakes, name, text=text), 0o755)
+        for name in ("libcublas.so.13", "libcudnn.so.9"):
+            touch(cache, "toolkit", "lib64", name)
+        environment = {**os.environ, "XDG_CACHE_HOME": cache, "PATH": fakes + os.pathsep + os.environ["PATH"]}
+        both = [subprocess.Popen([SCRIPT], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) for _ in range(2)]
+        said = [one.communicate(timeout=60) for one in both]
+        self.assertEqual([one.returncode for one in both], [0, 0], said)
+        self.assertEqual([err for _, err in said], ["python 3.12.1, torch 1\n"] * 2)
+        self.assertEqual(len({out for out, _ in said}), 1)
+        with open(calls, encoding="ascii") as file:
+            self.assertEqual(file.read(), "made\n")
+        place = os.path.dirname(os.path.dirname(said[0][0].strip()))
+        self.assertEqual(sorted(os.listdir(place)), ["bin", "lib", "works"])
+        self.assertEqual(sorted(os.listdir(os.path.dirname(place))), ["lock", os.path.basename(place)])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What a trainer finds at the other end: nobody, or a worker of another base, other adapters, another tokenizer. Each is a sentence, and the worker
 serves the next one."""
 import contextlib
+import ctypes
 import io
 import os
 import shutil
@@ -10,7 +11,7 @@ import unittest
 from unittest import mock
 
 import rig
-from bitroll import abi, connection
+from bitroll import abi, connection, wire
 from bitroll.bridge import Remote
 from test_bridge import SETTINGS, WORKER, rigged
 
@@ -66,6 +67,21 @@ class Greeting(unittest.TestCase):
                 r.remote(requests=5)
             self.assertEqual((caught.exception.status, str(caught.exception)), (
                 abi.CONSTANTS["BR_E_LIMIT"], "the worker holds 4 requests at once, 5 are needed here: start bitroll-worker with --requests 5 or more"))
+            self.assertEqual(r.remote(requests=4).n_request, 4)  # it serves the next one
+
+    def test_an_error_before_the_first_credit(self):
+        """What it is about was looked up in tables that were not there yet: an AttributeError in place of the worker's sentence."""
+        text = b"a disk is full"
+        raw = (ctypes.c_char * len(text)).from_buffer_copy(text)
+
+        def early(remote, _):
+            error = wire.made("error")
+            error.text.p, error.text.n = ctypes.addressof(raw), len(text)
+            remote.take_error(0, error)
+        with rigged() as r:
+            with mock.patch.object(connection.Connection, "first_credit", early), self.assertRaisesRegex(abi.Error, "^a disk is full$"):
+                r.remote()
+            r.remote()
 
     def test_another_tokenizer(self):
         other = os.path.join(rig.PLACE, "other-tokenizer")

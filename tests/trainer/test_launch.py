@@ -105,6 +105,23 @@ class Rl100(unittest.TestCase):
                     self.assertTrue(done.stderr.startswith(f"rl100: {said}"), done.stderr)
                     self.assertTrue(starts or done.stderr.count("\n") == 1, done.stderr)
 
+    def test_a_backend_that_is_none_is_said_before_an_environment_is_made(self):
+        """And by base.sh, which began six bases that each ended at once, and called a Python without torch a machine without a GPU."""
+        with tempfile.TemporaryDirectory() as place:
+            self.put_stand_ins(place)
+            with open(os.path.join(place, "gpu"), "w", encoding="ascii") as file:
+                file.write("1")
+            out, python = os.path.join(place, "out"), os.path.join(place, "python")
+            no_place = {k: v for k, v in os.environ.items() if k != "PYTHON"} | {"XDG_CACHE_HOME": "/dev/null/none"}
+            for name, arguments, more, said in (
+                    ("rl100", ["E:1"], {"BACKEND": "gpu"}, "rl100: BACKEND is 'gpu': expected cuda or oracle"),
+                    ("base", ["gpu"], {}, "base.sh: BACKEND is 'gpu': expected cuda or oracle"),
+                    ("base", [], {"PYTHON": python}, f"base.sh: {python} ended with 1 when it imported torch: expected PYTHON, an interpreter with torch")):
+                with self.subTest(said):
+                    done = subprocess.run([os.path.join(rig.TREE, "experiments", "rl100", name + ".sh"), out, *arguments], capture_output=True, text=True,
+                                          timeout=100, env=no_place | more)
+                    self.assertEqual((done.returncode, done.stdout, done.stderr, os.path.exists(out)), (2, "", said + "\n", False))
+
     def test_runs_that_cannot_be_meant_start_nothing(self):
         with tempfile.TemporaryDirectory() as place:
             for runs, said in (("out E:1 M1:1 E:1", "'E:1' is named twice: two runs cannot share a folder"),

@@ -42,8 +42,8 @@ class Connection:
     """address: "unix:PATH" or "mpi:RANK" of a bitroll-worker that runs the checkpoint at model_dir. connect_ms: how long to wait for somebody to
     listen at PATH, as while the worker loads; wait_ms: deadline of the greeting and of every answer; dead_ms: silence that ends the connection;
     grant_bytes: results that may wait here [16 MiB]; rank, alpha: of adapters that will be sent, compared with the worker's; rank 0: none;
-    requests: how many the worker must hold at once. Over MPI a process has one. Busy: the worker serves another trainer. A message of the type
-    NAME goes to the method take_name, or is an answer."""
+    requests: that the worker must hold at once. Over MPI a process has one. Busy: the worker serves another trainer. A message of the type NAME
+    goes to the method take_name, or is an answer; one may come before __init__ is done."""
 
     def __init__(self, library, model_dir, address, connect_ms=60_000, wait_ms=600_000, dead_ms=10_000, grant_bytes=0, rank=0, alpha=0.0,
                  requests=1):
@@ -66,7 +66,7 @@ class Connection:
         try:
             self.n_request = self.first_credit(requests)
         except BaseException:
-            self.close()
+            self.close(is_done=False)
             raise
 
     def first_credit(self, wanted):
@@ -100,11 +100,12 @@ class Connection:
                 print(f"bitroll: waiting up to {left_ms / 1000:.0f} s more for a bitroll-worker that listens at {address[5:]}", file=sys.stderr,
                       flush=True)
 
-    def close(self):
-        """BYE, if the worker still listens; over MPI the end of the job's communication as well."""
+    def close(self, is_done=True):
+        """BYE, if the worker still listens; over MPI the end of the job's communication as well. Not is_done: no BYE over a socket, where a
+        worker ends with the first, and serves the next trainer without."""
         if self.trainer:
             is_gone = self.bridge.c.tb_trainer_end(self.trainer) in GONE
-            self.bridge.c.tb_trainer_close(self.trainer, 1)
+            self.bridge.c.tb_trainer_close(self.trainer, int(is_done or self.is_mpi))
             self.trainer = None
             if not is_gone:  # MPI would wait for a worker that is
                 self.finish_mpi()

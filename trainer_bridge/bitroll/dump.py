@@ -18,6 +18,7 @@ from .tensors import Checkpoint
 def read_texts(path):
     """(name, ids, temperature) a line."""
     texts = []
+    program.check_regular(path)
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file):
             if line.strip():

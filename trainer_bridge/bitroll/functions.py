@@ -142,7 +142,7 @@ def linear(rows, map, x, y_f32=False):
 
 def embed(rows, token, table):
     refusals.forward()  # the first op of every forward
-    rows.check("tokens", token, I32)
+    rows.check("token ids", token, I32)
     rows.ops.check_device(table)
     y = rows.empty(table.shape[1])
     rows.ops.embed(n_row=rows.n_row, d_model=table.shape[1], n_vocab=table.shape[0], token=token, table=table, y=y)
@@ -582,6 +582,6 @@ class Score(Op):
 def score(rows, x, w, token, temperature, name="the head", entropy=True):
     """Log-probs of the given tokens at each row's temperature, the same at temperature 1, entropies, None unless wanted: without them a GPU
     takes a faster way. The first carries gradient."""
-    rows.check("tokens to score", token, I32)
+    rows.check("target ids", token, I32)
     rows.check("temperatures", temperature, F32)
     return Score.run(x, rows, w, token, temperature, name, entropy)

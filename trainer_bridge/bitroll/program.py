@@ -1,6 +1,8 @@
 """How a program of this package ends: what went wrong is one sentence on stderr, and an exit status."""
 import argparse
+import errno
 import os
+import stat
 import sys
 
 from .errors import Error
@@ -24,6 +26,12 @@ class Parser(argparse.ArgumentParser):
             super().print_help(file)
         else:
             say(self.format_help(), end="")
+
+
+def check_regular(path):
+    """OSError unless a file is there that ends: a pipe without a writer would hold us up for ever, a device may have no end."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "expected a regular file", path)
 
 
 def whole(least, most=(1 << 31) - 1):

@@ -11,32 +11,36 @@ PAGE_TOKENS, PACK_FAULT = abi.CONSTANTS["BR_PAGE_TOK"], packer("bi_fault")
 
 
 class Rows:
-    """cu_seqlens: [0, n_0, n_0 + n_1, ..]; n_row: rows in all, of which those behind the last sequence are padding. slot: adapter slot
-    of every row, or a tensor (n_row) int32 with -1 for base rows. fn: what computes, one function an op under the names of functions.py
-    (float64.py, rehash.py and torch_ops.py have others)."""
+    """cu_seqlens: [0, n_0, n_0 + n_1, ..]; n_row: rows that come, every one of a sequence: a row that no op fills would bring chance into the
+    gradients. slot: 0, the adapter, or -1, the base, of every row, or a tensor (n_row) int32 of these. fn: what computes, one function an op
+    under the names of functions.py (float64.py, rehash.py and torch_ops.py have others)."""
 
     def __init__(self, ops, cu_seqlens, n_row=None, slot=0, fn=functions):
         cu = [int(c) for c in cu_seqlens]
         lengths = [b - a for a, b in zip(cu, cu[1:])]
-        if min(lengths, default=1) < 1 or cu[0] != 0:
-            raise ValueError(f"sequences of {lengths} rows from row {cu[0]}: expected at least one row each, from row 0")
+        if min(lengths, default=0) < 1 or cu[0] != 0:
+            raise ValueError(f"sequences of {lengths} rows from row {cu[0] if cu else 'none'}: expected at least one, of one row or more, from row 0")
         self.ops, self.fn, self.n_seq, self.lengths = ops, fn, len(lengths), lengths
         self.n_row = cu[-1] if n_row is None else n_row
-        if not cu[-1] <= self.n_row <= ops.limits.n_row:
-            raise ValueError(f"{self.n_row} rows, {cu[-1]} of them in sequences: expected those at least and {ops.limits.n_row} at most, the limit of "
-                             "the ops")
+        if self.n_row != cu[-1]:
+            raise ValueError(f"{cu[-1]} rows in sequences: expected {self.n_row}, as many as come (padding goes by cu_seqlens_q_padded)")
+        if self.n_row > ops.limits.n_row or max(lengths) > ops.limits.n_pos:
+            raise ValueError(f"{self.n_row} rows, the longest sequence {max(lengths)}: expected at most {ops.limits.n_row}, {ops.limits.n_pos}: what "
+                             "the ops were opened for")
         blocks = [(n + PAGE_TOKENS - 1) // PAGE_TOKENS for n in lengths]
         self.n_block = sum(blocks)
         seg, row_seg, first_block = array("i"), array("i"), array("i", [0, *itertools.accumulate(blocks[:-1])])
         for i, n in enumerate(lengths):
             seg.extend((i, cu[i], n, 0))
             row_seg.extend(array("i", (i,)) * n)
-        row_seg.extend(array("i", (-1,)) * (self.n_row - cu[-1]))
         self.seg, self.row_seg, self.first_block = self._upload(seg, row_seg, first_block)
-        self.batch = Host(ops.pack("bi_batch", n_row=self.n_row, n_seg=self.n_seq, seg_row_max=max(lengths, default=0),
-                             pos_max=max(lengths, default=1) - 1, seg=self.seg, row_seg=self.row_seg))
+        self.batch = Host(ops.pack("bi_batch", n_row=self.n_row, n_seg=self.n_seq, seg_row_max=max(lengths),
+                             pos_max=max(lengths) - 1, seg=self.seg, row_seg=self.row_seg))
+        if isinstance(slot, torch.Tensor):
+            self.check("slots", slot, torch.int32)
+        elif slot not in (0, -1):
+            raise ValueError(f"slot {slot}: expected 0, the adapter, or -1, the base")
         self.row_slot = slot if isinstance(slot, torch.Tensor) else ops.rows_of_slot(slot)[: self.n_row]
-        self.check("slots", self.row_slot, torch.int32)
         self.fault = torch.zeros(self.n_row, dtype=torch.int32, device=ops.device)
         self.stage = ["no fault"]  # names of the codes in fault
         self.trace, self.layer = None, -1  # called with (stage, layer, pieces, count) at the points that `dump --stage-hash` names
@@ -48,12 +52,12 @@ class Rows:
             whole = whole.pin_memory().to(self.ops.device, non_blocking=True)
         return whole.split([len(p) for p in parts])
 
-    def check(self, name, tensor, dtype):
-        """One value a row, from outside: an op takes its address, whatever lies there."""
+    def check(self, what, tensor, dtype):
+        """A tensor that comes from outside, one value a row: an op takes its address, whatever lies there."""
         self.ops.check_device(tensor)
         if tensor.dtype != dtype or tensor.shape != (self.n_row,) or not tensor.is_contiguous():
-            raise ValueError(f"{name}: {tensor.dtype}, shape {tuple(tensor.shape)}, strides {tensor.stride()}: expected {self.n_row} of {dtype}, "
-                             "one behind the other")
+            raise ValueError(f"{what}: {tensor.dtype} {tuple(tensor.shape)}{'' if tensor.is_contiguous() else ' with gaps'}: expected {dtype} "
+                             f"({self.n_row},), one behind the other")
 
     def fault_at(self, name):
         """The fault argument of an op: rows that go wrong there say so in check_faults."""

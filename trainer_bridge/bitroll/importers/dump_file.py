@@ -273,6 +273,7 @@ def convert(source, description, read, sides=True, alignment=True):
     try:
         if FAULT:
             raise Refused(FAULT)
+        program.check_regular(args.dump)
         kind = options.kind(args.dump)
         take(read, options, texts)
         if not texts:
