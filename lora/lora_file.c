@@ -333,7 +333,7 @@ static br_status refuse_name(const char *what, const char *name, size_t n) {
         return br_fail(BR_E_UNSUPPORTED, "%s: tensor '%.200s': adapters with biases are not supported", what, name);
     return br_fail(BR_E_FORMAT,
                    "%s: tensor '%.200s' is unknown: expected %s(module).lora_A.weight or .lora_B.weight of a linear map of "
-                   "this model",
+                   "this model; was the adapter made for another checkpoint?",
                    what, name, PREFIX);
 }
 
