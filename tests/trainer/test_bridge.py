@@ -255,7 +255,7 @@ class Socket(unittest.TestCase):
 
     def test_a_score_beside_texts_that_are_held(self):
         """It takes a place of its own: prompts x samples were not enough."""
-        for n, sentence in ((5, None), (4, "requests are left without credit")):
+        for n, sentence in ((5, None), (4, "4 requests are left without credit .* --requests 5 or more")):
             with self.subTest(n=n), rigged("--requests", str(n)) as r:
                 remote, texts = r.remote(), samples(4)
                 remote.swap("policy", 0, version(r.shapes, 1), INITIAL)
