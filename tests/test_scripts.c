@@ -27,6 +27,7 @@ static const struct {
     {CUDA "sanitize.sh", "sanitize.sh: '': expected RUNNER"},
     {CUDA "sanitize.sh " BUILD "/bitroll frobcheck", "sanitize.sh: there is no tool 'frobcheck'"},
     {"SUITES='row rows' " CUDA "sanitize.sh " BUILD "/bitroll racecheck", "sanitize.sh: there is no suite 'rows'"},
+    {"CASES='ties|' SUITES=row " CUDA "sanitize.sh " BUILD "/bitroll racecheck", "sanitize.sh: no case of these suites is called 'ties|'"},
     {PROMPTS(""), "prompts.awk: n is '': expected a whole number from 0\n"},
     {PROMPTS("-v n=two -v low=1 -v high=2 -v vocab=9 -v names=-"), "prompts.awk: n is 'two'"},
     {PROMPTS("-v n=2 -v low=0 -v high=2 -v vocab=9 -v names=-"), "prompts.awk: low is '0': expected a whole number from 1\n"},

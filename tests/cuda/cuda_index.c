@@ -112,15 +112,31 @@ static void check_all(const index_case *c, size_t n) {
 }
 #define CHECK_ALL(cases) check_all((cases), sizeof(cases) / sizeof *(cases))
 #define NANO .n_head = 4, .d = 32, .size = 1
+#define LEAN .n_head = 4, .d = 16, .size = 1
 
-START_TEST(selections) {
+/* Rows that see few positions: all of them, or all but a few. */
+START_TEST(few_positions) {
     static const index_case cases[] = {
         {"first rows", NANO, .topk = 5, .seg = {{0, 0, 40, 0}, {1, 0, 1, 0}}},
         {"fewer than topk, topk, one more", NANO, .topk = 64, .seg = {{0, 0, 3, 62}, {1, 0, 1, 200}, {2, 0, 2, 10}}},
         {"topk and fewer", NANO, .topk = 64, .seg = {{0, 0, 3, 61}, {1, 0, 1, 20}}},
+    };
+    CHECK_ALL(cases);
+}
+END_TEST
+
+START_TEST(selections) {
+    static const index_case cases[] = {
         {"one", NANO, .topk = 1, .seg = {{0, 0, 3, 500}, {1, 0, 1, 0}}},
         {"half", NANO, .topk = 300, .seg = {{0, 0, 9, 600}, {2, 0, 2, 1025}}},
         {"all but one", NANO, .topk = 1024, .seg = {{0, 0, 1, 1024}}},
+    };
+    CHECK_ALL(cases);
+}
+END_TEST
+
+START_TEST(places_of_keys) {
+    static const index_case cases[] = {
         {"contiguous", NANO, .topk = 20, .contiguous = 1, .seg = {{0, 0, 2, 100}, {1, 0, 1, 300}}},
         {"padding", NANO, .topk = 20, .padded = 1, .seg = {{0, 0, 2, 100}, {1, 0, 1, 300}}},
         {"blocks off 16 bytes", NANO, .topk = 20, .loose = 1, .seg = {{0, 0, 2, 100}, {1, 0, 1, 300}}},
@@ -163,32 +179,68 @@ START_TEST(full_width) {
 }
 END_TEST
 
-/* Far more positions than the selection keeps in shared memory, and up to all of them selected: narrow, so that the oracle is quick. Of the
- * full width as many as it takes seconds for. */
+/* Far more positions than the selection keeps in shared memory, and up to all of them selected: narrow, so that the oracle is quick. */
 START_TEST(long_rows) {
     static const index_case cases[] = {
-        {"2,048 of 2^20", .n_head = 4, .d = 16, .size = 1, .topk = 2048, .seg = {{0, 0, 1, MANY - 1}}},
-        {"half of 2^20", .n_head = 4, .d = 16, .size = 1, .topk = MANY / 2, .seg = {{0, 0, 1, MANY - 1}}},
-        {"2^20 - 1 of a plateau", .n_head = 4, .d = 16, .size = 1, .plateau = 1, .topk = MANY - 1, .seg = {{0, 0, 1, MANY - 1}}},
-        {"2^20 of as many and one less", .n_head = 4, .d = 16, .size = 1, .topk = MANY, .seg = {{0, 0, 2, MANY - 2}}},
-        {"full width, 2,048", .n_head = 32, .d = 128, .size = 1, .topk = 2048, .seg = {{0, 0, 2, 20000}}},
-        {"full width, half of three plateaus", .n_head = 32, .d = 128, .size = 1, .plateau = 3, .topk = 10000, .seg = {{0, 0, 1, 20000}}},
+        {"2,048 of 2^20", LEAN, .topk = 2048, .seg = {{0, 0, 1, MANY - 1}}},
+        {"half of 2^20", LEAN, .topk = MANY / 2, .seg = {{0, 0, 1, MANY - 1}}},
     };
     CHECK_ALL(cases);
 }
 END_TEST
 
-/* Every way that the selection takes: eight, four and two blocks a row; all keys gathered, or those that a sample leaves; more equal keys than
- * are gathered; more of them in one warp than it lists, in the rows that like that key. */
-START_TEST(ways_of_selecting) {
+START_TEST(long_rows_but_one) {
     static const index_case cases[] = {
-        {"8,192 positions and one more", .n_head = 4, .d = 16, .size = 1, .topk = 2048, .seg = {{0, 0, 2, 8191}}},
-        {"16 rows", .n_head = 4, .d = 16, .size = 1, .topk = 700, .seg = {{0, 0, 16, 9000}}},
-        {"17 rows", .n_head = 4, .d = 16, .size = 1, .topk = 700, .seg = {{0, 0, 17, 9000}}},
-        {"34 rows", .n_head = 4, .d = 16, .size = 1, .topk = 700, .seg = {{0, 0, 34, 9000}}},
-        {"a sample that sees one key of a period", .n_head = 4, .d = 16, .size = 1, .topk = 500, .plateau = 16, .seg = {{0, 0, 3, 40000}}},
-        {"9,000 equal keys", .n_head = 4, .d = 16, .size = 1, .topk = 2048, .flat = 11000, .seg = {{0, 0, 6, 20000}}},
-        {"long lists", .n_head = 4, .d = 16, .size = 1, .topk = 2048, .flat = 48600, .seg = {{0, 0, 36, 50000}}},
+        {"2^20 - 1 of a plateau", LEAN, .plateau = 1, .topk = MANY - 1, .seg = {{0, 0, 1, MANY - 1}}},
+        {"2^20 of as many and one less", LEAN, .topk = MANY, .seg = {{0, 0, 2, MANY - 2}}},
+    };
+    CHECK_ALL(cases);
+}
+END_TEST
+
+/* As many positions as the oracle takes seconds for. */
+START_TEST(long_rows_of_full_width) {
+    static const index_case cases[] = {
+        {"2,048", .n_head = 32, .d = 128, .size = 1, .topk = 2048, .seg = {{0, 0, 2, 20000}}},
+        {"half of three plateaus", .n_head = 32, .d = 128, .size = 1, .plateau = 3, .topk = 10000, .seg = {{0, 0, 1, 20000}}},
+    };
+    CHECK_ALL(cases);
+}
+END_TEST
+
+/* All keys of a row gathered, or those that a sample leaves; then fewer blocks, four and two. */
+START_TEST(eight_blocks_a_row) {
+    static const index_case cases[] = {
+        {"8,192 positions and one more", LEAN, .topk = 2048, .seg = {{0, 0, 2, 8191}}},
+        {"16 rows", LEAN, .topk = 700, .seg = {{0, 0, 16, 9000}}},
+    };
+    CHECK_ALL(cases);
+}
+END_TEST
+
+START_TEST(fewer_blocks_a_row) {
+    static const index_case cases[] = {
+        {"17 rows", LEAN, .topk = 700, .seg = {{0, 0, 17, 9000}}},
+        {"34 rows", LEAN, .topk = 700, .seg = {{0, 0, 34, 9000}}},
+    };
+    CHECK_ALL(cases);
+}
+END_TEST
+
+/* A sample that misleads; more equal keys than are gathered. */
+START_TEST(equal_keys) {
+    static const index_case cases[] = {
+        {"a sample that sees one key of a period", LEAN, .topk = 500, .plateau = 16, .seg = {{0, 0, 3, 40000}}},
+        {"9,000 equal keys", LEAN, .topk = 2048, .flat = 11000, .seg = {{0, 0, 6, 20000}}},
+    };
+    CHECK_ALL(cases);
+}
+END_TEST
+
+/* More equal keys in one warp than it lists, in the rows that like that key. */
+START_TEST(long_lists) {
+    static const index_case cases[] = {
+        {"long lists", LEAN, .topk = 2048, .flat = 48600, .seg = {{0, 0, 36, 50000}}},
     };
     CHECK_ALL(cases);
 }
@@ -235,12 +287,19 @@ static void tear_down(void) {
 Suite *cuda_index_suite(void);
 Suite *cuda_index_suite(void) {
     Suite *suite = suite_create("cuda_index");
+    CUDA_CASE_IN(suite, few_positions, set_up, tear_down);
     CUDA_CASE_IN(suite, selections, set_up, tear_down);
+    CUDA_CASE_IN(suite, places_of_keys, set_up, tear_down);
     CUDA_CASE_IN(suite, ties, set_up, tear_down);
     CUDA_CASE_IN(suite, odd_shapes, set_up, tear_down);
     CUDA_CASE_IN(suite, full_width, set_up, tear_down);
     CUDA_CASE_IN(suite, long_rows, set_up, tear_down);
-    CUDA_CASE_IN(suite, ways_of_selecting, set_up, tear_down);
+    CUDA_CASE_IN(suite, long_rows_but_one, set_up, tear_down);
+    CUDA_CASE_IN(suite, long_rows_of_full_width, set_up, tear_down);
+    CUDA_CASE_IN(suite, eight_blocks_a_row, set_up, tear_down);
+    CUDA_CASE_IN(suite, fewer_blocks_a_row, set_up, tear_down);
+    CUDA_CASE_IN(suite, equal_keys, set_up, tear_down);
+    CUDA_CASE_IN(suite, long_lists, set_up, tear_down);
     CUDA_CASE_IN(suite, faults, set_up, tear_down);
     CUDA_CASE_IN(suite, refuses_bad_shapes, set_up, tear_down);
     return suite;

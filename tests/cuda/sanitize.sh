@@ -3,21 +3,9 @@
 # linear_table: up to 8,193 rows of cuBLASLt beside the tiles, whose kernels the suite linear has. initcheck sees no read of scratch that
 # no kernel has written, since memory is cleared when it is taken and filled by the tests; such a read meets NaN and -1 instead.
 # racecheck is slow: it takes a process for each case of a suite. It has to see every launch: where some are left out (--launch-count,
-# --kernel-name-exclude), the tool itself breaks off with an internal error. Exit 1 when one reports something. SECONDS_EACH cuts one off that
-# is slow under a tool [600], which counts as a report. JOBS at once [6]. SUITES [all of them].
-#
-# racecheck orders accesses by whole-block barriers; it follows neither mbarriers that another warp or an asynchronous copy arrives at nor,
-# behind a barrier of part of a block, the whole-block barrier after it. What it reports of the pairs below is such a hand-over, read and
-# judged; every other pair is an error.
-#   nvjet_*                                cuBLASLt's kernels, in the self-test of the backend: tensor copies, barriers of a cluster
-#   softmax -> mix, mix_wide               bi_attnres.cu: __syncthreads between them, named barriers before
-#   copy16 -> ldmatrix2, ldmatrix4         bi_experts_pipe.cuh: cp.async.mbarrier.arrive on `full`; bi_experts_wide.cuh: all copies awaited, a
-#                                          barrier of the copying warps, one arrival on `full`; both back over `empty`
-#   copy_block -> fp4_load                 bi_experts_wide.cuh: `full` counts the bytes of a bulk copy; back over `empty`
-#   kda_rows8 -> kda_load_keys             bi_kda_prefill.cu: `full`
-#   kda_run_stage -> kda_prepare           bi_kda_prefill.cu: `empty`
-#   fused_join, fused_score -> fused_value bi_attn_fused.cuh: `m_full`, `sum_full`; back over `p_empty`
-#   fused_join -> fused_join               bi_attn_fused.cuh: m of the block before, `m_full`
+# --kernel-name-exclude, with --force-blocking-launches too), the tool itself breaks off with an internal error. Exit 1 when one reports
+# something. SECONDS_EACH cuts one off that is slow under a tool [600], which counts as a report. JOBS at once [6]. SUITES [all of them].
+# CASES: those of racecheck, a pattern of names [all of them]. LOGS: a folder that keeps what the tools wrote.
 set -euo pipefail
 
 die() {
@@ -31,24 +19,60 @@ for tool in "$@"; do
     case $tool in memcheck | synccheck | initcheck | racecheck) ;; *) die "there is no tool '$tool'" ;; esac
 done
 [ $# -gt 0 ] || set -- memcheck synccheck initcheck racecheck
-logs=$(mktemp -d)
-trap 'rm -rf "$logs"' EXIT
+if [ -n "${LOGS:-}" ]; then
+    mkdir -p "$LOGS"
+    logs=$LOGS
+else
+    logs=$(mktemp -d)
+    trap 'rm -rf "$logs"' EXIT
+fi
 
-# The pairs of one report that are not in the list above.
+# racecheck orders accesses by whole-block barriers; it follows neither mbarriers that another warp or an asynchronous copy arrives at nor,
+# behind a barrier of part of a block, the whole-block barrier after it. What it reports of these pairs is such a hand-over, read and judged:
+# where the first access is, where the second is, both as whole-word patterns, and what orders them. Every other pair is an error.
+known_pairs() {
+    cat <<'PAIRS'
+nvjet_.*                nvjet_.*       cuBLASLt's kernels, in the self-test of the backend: tensor copies, barriers of a cluster
+softmax                 mix|mix_wide   bi_attnres.cu: __syncthreads between them, named barriers before
+copy16                  ldmatrix[24]   bi_experts_pipe.cuh: cp.async.mbarrier.arrive on `full`; bi_experts_wide.cuh: one arrival for all copiers
+ldmatrix[24]            copy16         bi_experts_pipe.cuh, bi_experts_wide.cuh: `empty`
+feed_rows               ldmatrix[24]   bi_experts_pipe.cuh, rows that are not aligned: each thread arrives on `full` behind its stores
+copy_block              fp4_load       bi_experts_wide.cuh: `full` counts the bytes of a bulk copy
+kda_rows8               kda_load_keys  bi_kda_prefill.cu: `full`
+kda_run_stage           kda_prepare    bi_kda_prefill.cu: `empty`
+fused_join|fused_score  fused_value    bi_attn_fused.cuh: `m_full`, `sum_full`
+fused_join              fused_join     bi_attn_fused.cuh: m of the block before, `m_full`
+PAIRS
+}
+
+# The pairs of a report that are not among them, each once, with how often.
 unknown_pairs() {
-    awk '
-        function judge() {
-            if (pair != "" && pair !~ /nvjet_/ && pair !~ /softmax.* mix/ && pair !~ /copy16.*ldmatrix/ &&
-                pair !~ /ldmatrix.*copy16/ && pair !~ /copy_block.*fp4_load/ &&
-                pair !~ /kda_rows8.*kda_load_keys/ && pair !~ /kda_run_stage.*kda_prepare/ && pair !~ /fused_(join|score).*fused_value/ &&
-                pair !~ /fused_join.*fused_join/)
-                print pair
-            pair = ""
+    known_pairs | awk '
+        function place(line) { # the function of an access
+            if (!match(line, / access at /))
+                return "?"
+            line = substr(line, RSTART + RLENGTH)
+            sub(/^void /, "", line)
+            sub(/[(<+].*/, "", line)
+            return line
         }
-        /Race reported/ { judge(); pair = $0; next }
-        /^=========     and/ { pair = pair " " $0; next }
-        { judge() }
-        END { judge() }' "$1"
+        function judge(to,  i) {
+            for (i = 1; i <= n; i++)
+                if (from ~ first[i] && to ~ second[i])
+                    return
+            count[from " -> " to]++
+        }
+        function close_report() {
+            if (from != "" && !n_second)
+                judge("?")
+            from = ""
+            n_second = 0
+        }
+        NR == FNR { first[NR] = "^(" $1 ")$"; second[NR] = "^(" $2 ")$"; n = NR; next }
+        /Race reported/ { close_report(); from = place($0); next }
+        /^=========     and/ { n_second++; judge(place($0)); next }
+        { close_report() }
+        END { close_report(); for (pair in count) print "    " pair ", " count[pair] " times" }' - "$1"
 }
 
 one() { # TOOL SUITE [CASE]
@@ -59,11 +83,11 @@ one() { # TOOL SUITE [CASE]
     [ "$tool" != racecheck ] || found=$(unknown_pairs "$log")
     printf '%-10s %-40s exit %d, %4d s, %s%s\n' "$tool" "$name" "$status" $((SECONDS - start)) "$(grep -h SUMMARY "$log" | tail -n 1 | tr -d =)" \
         "${found:+; unknown pairs:}"
-    [ -z "$found" ] || printf '%s\n' "$found" | head -n 20
+    [ -z "$found" ] || printf '%s\n' "$found"
     [ "$status" -eq 0 ] || grep -v 'Host Frame\|Race reported\|     and\|^========= *$' "$log" | tail -n 30
     [ "$status" -eq 0 ] && [ -z "$found" ]
 }
-export -f one unknown_pairs
+export -f one known_pairs unknown_pairs
 export runner logs BITROLL_GPU_RUNS=1
 here=$(cd "$(dirname "$0")" && pwd)
 
@@ -78,10 +102,12 @@ suites=${SUITES:-$(sed -n 's/^SUITE(\(.*\))$/\1/p' "$here/cuda_suites.h" | grep 
 for suite in $suites; do
     [ -n "$(cases_of "$suite")" ] || die "there is no suite '$suite': expected SUITES, names out of cuda_suites.h"
 done
-command -v compute-sanitizer >/dev/null || die 'there is no compute-sanitizer: expected that of a CUDA toolkit in the path'
-for tool in "$@"; do
+work=$(for tool in "$@"; do
     for suite in $suites; do
         [ "$tool" != racecheck ] && printf '%s %s\n' "$tool" "$suite" && continue
-        cases_of "$suite" | sed "s/^/$tool $suite /"
+        cases_of "$suite" | { grep -xE "${CASES:-.*}" || true; } | sed "s/^/$tool $suite /"
     done
-done | xargs -P "${JOBS:-6}" -L 1 bash -c 'one "$@"' one || exit 1
+done)
+[ -n "$work" ] || die "no case of these suites is called '$CASES': expected CASES, a pattern of names"
+command -v compute-sanitizer >/dev/null || die 'there is no compute-sanitizer: expected that of a CUDA toolkit in the path'
+printf '%s\n' "$work" | xargs -P "${JOBS:-6}" -L 1 bash -c 'one "$@"' one || exit 1
