@@ -29,24 +29,24 @@ fi
 
 # racecheck orders accesses by whole-block barriers; it follows neither mbarriers that another warp or an asynchronous copy arrives at nor,
 # behind a barrier of part of a block, the whole-block barrier after it. What it reports of these pairs is such a hand-over, read and judged:
-# where the first access is, where the second is, both as whole-word patterns, and what orders them. Every other pair is an error.
+# where the first access is, where the second is, both as whole-word patterns, and what orders them. Every other pair is an error. In a ring
+# of stages a reader waits for `full`, behind which the writer's stores and awaited copies are, and a writer for `empty`.
 known_pairs() {
     cat <<'PAIRS'
-nvjet_.*                nvjet_.*       cuBLASLt's kernels, in the self-test of the backend: tensor copies, barriers of a cluster
-softmax                 mix|mix_wide   bi_attnres.cu: __syncthreads between them, named barriers before
-copy16                  ldmatrix[24]   bi_experts_pipe.cuh: cp.async.mbarrier.arrive on `full`; bi_experts_wide.cuh: one arrival for all copiers
-ldmatrix[24]            copy16         bi_experts_pipe.cuh, bi_experts_wide.cuh: `empty`
-feed_rows               ldmatrix[24]   bi_experts_pipe.cuh, rows that are not aligned: each thread arrives on `full` behind its stores
-copy_block              fp4_load       bi_experts_wide.cuh: `full` counts the bytes of a bulk copy
-kda_rows8               kda_load_keys  bi_kda_prefill.cu: `full`
-kda_run_stage           kda_prepare    bi_kda_prefill.cu: `empty`
-fused_join|fused_score  fused_value    bi_attn_fused.cuh: `m_full`, `sum_full`
-fused_join              fused_join     bi_attn_fused.cuh: m of the block before, `m_full`
+nvjet_.*                              nvjet_.*                              cuBLASLt's kernels: tensor copies, barriers of a cluster
+softmax                               mix|mix_wide                          bi_attnres.cu: __syncthreads between them, named barriers before
+copy16|feed_rows                      ldmatrix[24]                          bi_experts_pipe.cuh, bi_experts_wide.cuh: `full`
+ldmatrix[24]                          copy16|feed_rows                      `empty`
+copy_block                            fp4_load                              bi_experts_wide.cuh: `full`, which counts the bytes of a bulk copy
+kda_rows8|kda_prepare                 kda_load_keys|kda_run_stage|bi_widen  bi_kda_prefill.cu: `full`; a column past the last reads beta for v
+kda_load_keys|kda_run_stage|bi_widen  kda_copy16|kda_rows8|kda_prepare      `empty`
+fused_join|fused_score                fused_value                           bi_attn_fused.cuh: `m_full`, `sum_full`
+fused_join                            fused_join                            bi_attn_fused.cuh: m of the block before, `m_full`
 PAIRS
 }
 
-# The pairs of a report that are not among them, each once, with how often.
-unknown_pairs() {
+# What a report says that nobody has judged: pairs that are not among them, and that something was left out.
+unjudged() {
     known_pairs | awk '
         function place(line) { # the function of an access
             if (!match(line, / access at /))
@@ -72,6 +72,7 @@ unknown_pairs() {
         /Race reported/ { close_report(); from = place($0); next }
         /^=========     and/ { n_second++; judge(place($0)); next }
         { close_report() }
+        /^========= Warning: / { print "    " substr($0, 11) }
         END { close_report(); for (pair in count) print "    " pair ", " count[pair] " times" }' - "$1"
 }
 
@@ -80,14 +81,14 @@ one() { # TOOL SUITE [CASE]
     [ "$tool" != racecheck ] || options=(--print-limit 100000 --racecheck-report analysis)
     [ -z "${3:-}" ] || export CK_RUN_CASE=$3
     timeout "${SECONDS_EACH:-600}" compute-sanitizer --tool "$tool" "${options[@]}" "$runner" "$suite" >"$log" 2>&1 || status=$?
-    [ "$tool" != racecheck ] || found=$(unknown_pairs "$log")
+    found=$(unjudged "$log")
     printf '%-10s %-40s exit %d, %4d s, %s%s\n' "$tool" "$name" "$status" $((SECONDS - start)) "$(grep -h SUMMARY "$log" | tail -n 1 | tr -d =)" \
-        "${found:+; unknown pairs:}"
+        "${found:+; not judged:}"
     [ -z "$found" ] || printf '%s\n' "$found"
     [ "$status" -eq 0 ] || grep -v 'Host Frame\|Race reported\|     and\|^========= *$' "$log" | tail -n 30
     [ "$status" -eq 0 ] && [ -z "$found" ]
 }
-export -f one known_pairs unknown_pairs
+export -f one known_pairs unjudged
 export runner logs BITROLL_GPU_RUNS=1
 here=$(cd "$(dirname "$0")" && pwd)
 
