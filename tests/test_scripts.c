@@ -1,4 +1,5 @@
-/* Scripts that take hours on a machine with a GPU: what cannot be meant is said in one sentence, with status 2, before any work. */
+/* Scripts that take hours on a machine with a GPU: what cannot be meant is said in one sentence, with status 2, before any work; and what
+ * sanitize.sh makes of reports. */
 #include "test_support.h"
 
 #include <stdio.h>
@@ -51,10 +52,54 @@ START_TEST(what_cannot_be_meant_is_said) {
 }
 END_TEST
 
+#define RACE(level, access) "========= " level ": Race reported between " access "\n"
+#define AND(access) "=========     and " access " [8 hazards]\n"
+#define COPY "Write access at copy16(unsigned int, const void *, bool)+0x10 in bi_experts_pipe.cuh:70"
+#define MATRIX "Read access at ldmatrix4(unsigned int, unsigned int (&)[4])+0x20 in bi_experts_product.cuh:30"
+#define PREPARE "Write access at void kda_prepare<kda_tile<(int)6>>(const kda_launch &)::[lambda(bi_seg)]::operator ()(bi_seg) const+0x10 in a.cu:3"
+#define VALUE "Read access at bi_widen(unsigned short)+0x30 in bi_bits.h:60"
+#define NVJET "Write access at nvjet_sm90_tst_128x8_64x12_4x1_v_bz_TNT+0x9b0"
+
+/* What a report of racecheck must be taken for: "" as nothing, else as what is said to be judged by nobody. */
+static const struct {
+    const char *report, *sentence;
+} report[] = {
+    {"", ""},
+    {RACE("Error", COPY) AND(MATRIX) AND(MATRIX) "=========\n" RACE("Warning", PREPARE) AND(VALUE) RACE("Error", NVJET) AND(NVJET), ""},
+    {RACE("Error", COPY) AND(MATRIX) AND(VALUE), "    copy16 -> bi_widen, 1 times\n"},
+    {RACE("Error", COPY) AND(COPY), "    copy16 -> copy16, 1 times\n"},
+    {RACE("Error", NVJET) AND(VALUE), "    nvjet_sm90_tst_128x8_64x12_4x1_v_bz_TNT -> bi_widen, 1 times\n"},
+    {RACE("Error", "Write access at copy16_more(int)+0x9 in a.cu:1") AND(MATRIX), "    copy16_more -> ldmatrix4, 1 times\n"},
+    {RACE("Error", COPY) "=========\n", "    copy16 -> ?, 1 times\n"},
+    {RACE("Error", "an access"), "    ? -> ?, 1 times\n"},
+    {"========= Warning: Maximum number of hazards reached.\n", "    Warning: Maximum number of hazards reached.\n"},
+};
+
+START_TEST(races_are_judged) {
+    char command[1024], said[4096];
+    snprintf(command, sizeof command, "%s/report", test_tmp_dir());
+    FILE *file = fopen(command, "w");
+    ck_assert_ptr_nonnull(file);
+    fputs(report[_i].report, file);
+    fclose(file);
+    snprintf(command, sizeof command,
+             "cd %s && printf '#!/bin/sh\ncat report\n' >compute-sanitizer && chmod +x compute-sanitizer && "
+             "PATH=.:$PATH SUITES=row CASES=attnres " CUDA "sanitize.sh " BUILD "/bitroll racecheck",
+             test_tmp_dir());
+    FILE *pipe = popen(command, "r");
+    ck_assert_ptr_nonnull(pipe);
+    said[fread(said, 1, sizeof said - 1, pipe)] = 0;
+    const int status = pclose(pipe), is_judged = !*report[_i].sentence;
+    ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == !is_judged, "status %d: %s", status, said);
+    ck_assert_msg(strstr(said, report[_i].sentence) && (strstr(said, "not judged") == NULL) == is_judged, "%s", said);
+}
+END_TEST
+
 Suite *test_scripts_suite(void) {
     Suite *suite = suite_create("scripts");
     TCase *tcase = tcase_create("scripts");
     tcase_add_loop_test(tcase, what_cannot_be_meant_is_said, 0, sizeof wrong / sizeof wrong[0]);
+    tcase_add_loop_test(tcase, races_are_judged, 0, sizeof report / sizeof report[0]);
     suite_add_tcase(suite, tcase);
     return suite;
 }
