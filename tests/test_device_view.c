@@ -1,11 +1,14 @@
 /* Matrices in device memory as views: their hash against the library's for every length and form, on the code that a GPU's threads run;
  * and an engine whose memory is rows of bf16, as a GPU's is, on the host: swaps and digests through views. Its forward is never run. */
+#include "adapter_image.h"
 #include "br_hash.h"
 #include "br_mem.h"
 #include "checkpoint.h"
+#include "device_parts.h"
 #include "engine_parts.h"
 #include "live_digest.h"
 #include "lora_file.h"
+#include "lora_plan.h"
 #include "model_parts.h"
 #include "swap_rig.h"
 #include "test_support.h"
@@ -418,6 +421,98 @@ START_TEST(chunks_are_read_at_once) {
 }
 END_TEST
 
+/* ---- a look that is broken off -------------------------------------------------------------------------------------------------------- */
+
+static struct {
+    void *dst[4];
+    const void *src[4];
+    size_t bytes[4];
+    int n, n_to_refusal; /* n_to_refusal: the download that is refused, alone; 0: none */
+} late;
+
+/* Downloads come as late as a GPU may do them: when the next call of the stream begins, or at a wait. */
+static void run_late(void) {
+    for (int i = 0; i < late.n; i++)
+        memcpy(late.dst[i], late.src[i], late.bytes[i]);
+    late.n = 0;
+}
+
+static br_status late_download(br_device *d, void *dst, const void *src, size_t bytes) {
+    (void)d;
+    if (late.n_to_refusal > 0 && --late.n_to_refusal == 0)
+        return br_fail(BR_E_DEVICE, "one download is refused");
+    ck_assert_int_lt(late.n, 4);
+    late.dst[late.n] = dst, late.src[late.n] = src, late.bytes[late.n++] = bytes;
+    return BR_OK;
+}
+
+static br_status late_upload(br_device *d, void *dst, const void *src, size_t bytes) {
+    (void)d;
+    run_late();
+    memcpy(dst, src, bytes);
+    return BR_OK;
+}
+
+static br_status late_check(br_device *d, const br_fill *fill, int32_t n, uint32_t *torn) {
+    run_late();
+    return br_device_host_check(d, fill, n, torn);
+}
+
+static br_status late_hash(br_device *d, const br_view *view, int32_t n, br_seen *seen) {
+    run_late();
+    return br_device_host_hash(d, view, n, seen);
+}
+
+static br_status late_wait(br_device *d) {
+    (void)d;
+    run_late();
+    return BR_OK;
+}
+
+/* A look whose second download was refused left the first under way, which then wrote "torn" into the word that the next look begins with:
+ * of an adapter that had been written anew meanwhile. */
+START_TEST(a_look_begins_with_nothing_torn) {
+    br_engine *e = rows_engine(swap_of.dir[0]);
+    br_device *d = e->loaded.device;
+    const device_ops *host = d->op;
+    device_ops ops = *host;
+    uint32_t *s = (uint32_t *)(uintptr_t)e->loaded.model->layer[0].kda.o.lora[0].s;
+    lora_scale *plan = rig_alloc((size_t)lora_map_count(&e->loaded.config), sizeof *plan);
+    adapter_image *image;
+    br_digest wanted, digest;
+    ops.upload = late_upload;
+    ops.download = late_download;
+    ops.check = late_check;
+    ops.hash = late_hash;
+    ops.wait = late_wait;
+    CHECK_OK(br_engine_adapter_digest(e, "a", &wanted));
+    lora_plan_of(e->loaded.adapters, &e->loaded.config, 0, plan);
+    d->op = &ops;
+    d->is_host = 0; /* the two sides of a mirror lie apart */
+    CHECK_OK(adapter_image_open(&e->loaded, 0, &image));
+    CHECK_OK(adapter_image_lay(image, plan));
+    for (int refused = 0; refused <= 2; refused++) {
+        *s ^= 1;
+        late.n_to_refusal = refused;
+        if (refused) {
+            CHECK_FAILS(adapter_image_digest(image, &digest), BR_E_DEVICE);
+            ck_assert_str_eq(br_last_error(), "one download is refused");
+        } else {
+            CHECK_OK(adapter_image_digest(image, &digest));
+            ck_assert(!br_digest_equal(digest, wanted));
+        }
+        *s ^= 1;
+        CHECK_OK(adapter_image_digest(image, &digest));
+        ck_assert_msg(br_digest_equal(digest, wanted), "download %d was refused: the next look finds it torn", refused);
+    }
+    adapter_image_close(image);
+    d->is_host = 1;
+    d->op = host;
+    free(plan);
+    br_engine_close(e);
+}
+END_TEST
+
 Suite *test_device_view_suite(void) {
     Suite *suite = suite_create("device_view");
     TCase *hash = tcase_create("views"), *engine = tcase_create("engine");
@@ -435,6 +530,7 @@ Suite *test_device_view_suite(void) {
     tcase_add_test(engine, bad_versions_are_refused_at_the_end);
     tcase_add_test(engine, a_failed_version_holds_on_to_nothing);
     tcase_add_test(engine, chunks_are_read_at_once);
+    tcase_add_test(engine, a_look_begins_with_nothing_torn);
     suite_add_tcase(suite, engine);
     return suite;
 }

@@ -453,6 +453,31 @@ START_TEST(digest_of_adapters) {
 }
 END_TEST
 
+/* Only the first was named, as if the others were as they should be. */
+START_TEST(verify_counts_the_sequences_of_other_adapters) {
+    char rollout[256], whole[512];
+    br_report report;
+    path_of(rollout, "v2.h5");
+    generate(rollout, generate_options(rollout));
+    const br_adapter_source swapped[2] = {{.name = "a", .dir = pico.adapter_dir[1]}, {.name = "b", .dir = pico.adapter_dir[0]}},
+                            one[2] = {pico.adapter[0], {.name = "b", .dir = pico.adapter_dir[0]}};
+    br_verify_options verify = {.engine = rig_options(&pico), .path = rollout, .n_recompute = 1};
+    for (int n = 1; n <= 2; n++) { /* a third of the sequences is a's, a third b's */
+        verify.engine.adapter = n == 1 ? one : swapped;
+        CHECK_FAILS(br_job_verify(&verify, NULL, &report), BR_E_MISMATCH);
+        snprintf(whole, sizeof whole, " than the one given (%d sequences in all)", n * SEQS / 3);
+        ck_assert_msg(strstr(br_last_error(), whole) && strstr(br_last_error(), ": made with another adapter '"), "%s", br_last_error());
+        br_report_free(&report);
+    }
+    verify.engine.adapter = pico.adapter; /* without b: a name that is not there, of as many sequences */
+    verify.engine.n_adapter = 1;
+    CHECK_FAILS(br_job_verify(&verify, NULL, &report), BR_E_NOT_FOUND);
+    snprintf(whole, sizeof whole, " (%d sequences in all)", SEQS / 3);
+    ck_assert_msg(strstr(br_last_error(), "'b'") && strstr(br_last_error(), whole), "%s", br_last_error());
+    br_report_free(&report);
+}
+END_TEST
+
 START_TEST(verify_draws_again) {
     char rollout[256];
     br_report report;
@@ -492,6 +517,7 @@ Suite *test_jobs_suite(void) {
     tcase_add_test(tcase, both_forwards_show_the_same_stages);
     tcase_add_test(tcase, verify_takes_a_score_file);
     tcase_add_test(tcase, digest_of_adapters);
+    tcase_add_test(tcase, verify_counts_the_sequences_of_other_adapters);
     tcase_add_test(tcase, verify_draws_again);
     suite_add_tcase(suite, tcase);
     return suite;

@@ -134,7 +134,33 @@ START_TEST(differing_digests_of_the_two_sides_are_told) {
     SAYS(report.text, "run: base digests differ: rollout 00000000000000060000000000000005, trainer 00000000000000060000000000000009\n");
     SAYS(report.text, "step 10: adapter digests differ: rollout 000000000000004d0000000000000000, trainer 000000000000004e0000000000000000\n");
     SAYS(report.text, "step 10: 1 sequences were sampled under more than one weight version: not certified\n");
+    ck_assert_str_eq(br_last_error(), "run: base digests differ: rollout 00000000000000060000000000000005, trainer 00000000000000060000000000000009 "
+                     "(3 differences in all)");
     br_report_free(&report);
+}
+END_TEST
+
+/* The verdict named the first step alone. */
+START_TEST(steps_of_other_adapters_are_counted) {
+    static fake_step step;
+    const br_ledger_run run = fake_ledger_run();
+    br_ledger *ledger;
+    br_report report;
+    char line[160];
+    for (int n_bad = 1; n_bad <= 3; n_bad++) {
+        CHECK_OK(br_ledger_create(path, &run, &ledger));
+        for (int i = 0; i < FAKE_STEPS; i++) {
+            fake_step_make(i, &step);
+            step.step.adapter_trainer.hi += i > 0 && i <= n_bad;
+            CHECK_OK(br_ledger_append(ledger, &step.step, NULL));
+        }
+        CHECK_OK(br_ledger_close(ledger));
+        CHECK_FAILS(fake_ledger_verify(path, &report), BR_E_MISMATCH);
+        snprintf(line, sizeof line, "(%d difference%s in all)", n_bad, n_bad == 1 ? "" : "s");
+        SAYS(br_last_error(), line);
+        ck_assert_msg(strncmp(br_last_error(), "step 11: adapter digests differ: rollout ", 41) == 0, "%s", br_last_error());
+        br_report_free(&report);
+    }
 }
 END_TEST
 
@@ -535,6 +561,7 @@ Suite *test_ledger_run_suite(void) {
     tcase_add_test(sides, a_token_is_a_mismatch_once);
     tcase_add_test(sides, kl_is_what_it_says);
     tcase_add_test(sides, differing_digests_of_the_two_sides_are_told);
+    tcase_add_test(sides, steps_of_other_adapters_are_counted);
     tcase_add_test(sides, what_cannot_be_recorded_is_refused);
     tcase_add_test(sides, a_ledger_is_no_rollout_file);
     tcase_add_test(faults, a_cut_file_is_a_sentence);

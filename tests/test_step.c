@@ -187,6 +187,59 @@ START_TEST(a_pack_waits_once) {
 }
 END_TEST
 
+/* ---- a recording that fails ------------------------------------------------------------------------------------------------------- */
+
+static int n_recording; /* 1 between begin and end */
+
+static br_status begin_recording(br_device *device) {
+    (void)device;
+    n_recording = 1;
+    return BR_OK;
+}
+
+static br_status end_recording(br_device *device, br_graph **out) {
+    (void)device;
+    *out = NULL;
+    n_recording = 0;
+    return br_fail(BR_E_DEVICE, "the recording was broken off");
+}
+
+static br_status fault_that_fails(bi_ctx *ctx, const bi_seg_fault_args *args) {
+    if (n_recording)
+        return br_fail(BR_E_LIMIT, "the op's own sentence");
+    return real->seg_fault(ctx, args);
+}
+
+/* Ending it fails as well, and its sentence was the one that was told. */
+START_TEST(the_op_of_a_failed_recording_is_named) {
+    br_token token[16];
+    int32_t n, done;
+    br_engine *e = open_engine(CHUNK);
+    br_device *device = e->loaded.device;
+    real = e->loaded.backend.op;
+    bi_ops op = *real;
+    device_ops recorder = *device->op;
+    const device_ops *host = device->op;
+    op.seg_fault = fault_that_fails;
+    recorder.graph_begin = begin_recording;
+    recorder.graph_end = end_recording;
+    submit(e, 4, 0, 0); /* the prompt, then two steps of one shape: the first is run, the second recorded */
+    step(e, 1);
+    e->loaded.backend.op = &op;
+    device->op = &recorder;
+    device->is_host = 0; /* which records nothing */
+    step(e, 1);
+    ck_assert_int_eq(e->n_graph, 1);
+    CHECK_FAILS(br_poll(e, token, 16, &n, &done), BR_E_LIMIT);
+    ck_assert_str_eq(br_last_error(), "the op's own sentence");
+    ck_assert(e->n_graph == 1 && !e->graph[0].graph && !n_recording);
+    device->is_host = 1;
+    device->op = host;
+    e->loaded.backend.op = real;
+    br_engine_close(e);
+}
+END_TEST
+
 /* ---- memory ----------------------------------------------------------------------------------------------------------------- */
 
 /* As a GPU's: its memory is not br_mem's, so that nothing but the device can notice. */
@@ -244,6 +297,7 @@ Suite *test_step_suite(void) {
     tcase_add_test(moved, each_gets_what_it_asks_for);
     tcase_add_test(moved, a_step_of_a_scored_request);
     tcase_add_test(moved, a_pack_waits_once);
+    tcase_add_test(moved, the_op_of_a_failed_recording_is_named);
     suite_add_tcase(suite, moved);
     tcase_add_test(memory, allocations_are_counted);
     tcase_add_test_raise_signal(memory, a_sealed_phase_allocates_no_block, SIGABRT);

@@ -68,7 +68,7 @@ static br_status flush(ws_stage *s) {
 
 /* A refusal of what comes in: the version is dropped. */
 static br_status drop(ws_stage *s, br_status status) {
-    char sentence[1024];
+    char sentence[BR_SENTENCE_BYTES];
     if (status == BR_OK)
         return BR_OK;
     snprintf(sentence, sizeof sentence, "%s", br_last_error());

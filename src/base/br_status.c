@@ -6,18 +6,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SENTENCE_BYTES = 1024, WHOLE_BYTES = 8192, HEAD_BYTES = 500 };
+enum { WHOLE_BYTES = 8192, HEAD_BYTES = 500 };
 
-static _Thread_local char sentence[SENTENCE_BYTES];
+static _Thread_local char sentence[BR_SENTENCE_BYTES];
 
 /* A sentence is one line that is safe on a terminal, whatever bytes the names in it have: they come from anybody's files.
  * Of a long one the middle goes: a path stands in front, the reason at the end. */
 static void keep(char *whole) {
-    const size_t n = strlen(whole), n_tail = SENTENCE_BYTES - HEAD_BYTES - 3;
+    const size_t n = strlen(whole), n_tail = BR_SENTENCE_BYTES - HEAD_BYTES - 3;
     for (size_t i = 0; i < n; i++)
         if ((unsigned char)whole[i] < 0x20 || whole[i] == 0x7f)
             whole[i] = '?';
-    if (n < SENTENCE_BYTES) {
+    if (n < BR_SENTENCE_BYTES) {
         memcpy(sentence, whole, n + 1);
         return;
     }

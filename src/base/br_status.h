@@ -8,6 +8,9 @@
 
 #include "bitroll.h"
 
+/* A copy of br_last_error, for who goes on to calls that may fail too and then says the first failure's again: br_fail(status, "%s", copy). */
+enum { BR_SENTENCE_BYTES = 1024 };
+
 /* Records the sentence for this thread and returns `status`, so that a failing line reads `return br_fail(BR_E_IO, ...)`. */
 br_status br_fail(br_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

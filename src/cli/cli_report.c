@@ -43,6 +43,11 @@ static void digest_text(br_digest d, char text[DIGEST_TEXT]) {
     snprintf(text, DIGEST_TEXT, "%016llx%016llx", (unsigned long long)d.hi, (unsigned long long)d.lo);
 }
 
+/* A verb that has none leaves it zero. */
+static int has_digest(br_digest d) {
+    return d.lo != 0 || d.hi != 0;
+}
+
 static double rate(const br_report *r) {
     return r->seconds > 0 ? (double)r->n_tok / r->seconds : 0;
 }
@@ -63,7 +68,10 @@ static void print_json_text(const char *text) {
 static void print_json_digest(const char *key, br_digest d) {
     char text[DIGEST_TEXT];
     digest_text(d, text);
-    printf(", \"%s\": \"%s\"", key, text);
+    if (has_digest(d))
+        printf(", \"%s\": \"%s\"", key, text);
+    else
+        printf(", \"%s\": null", key);
 }
 
 /* JSON has no infinity: a log-prob of -inf against a finite one leaves null. */
@@ -115,8 +123,15 @@ static void print_json(const char *verb, br_status status, const br_report *r) {
     printf("}\n");
 }
 
+static void print_digest(const char *what, br_digest d) {
+    char text[DIGEST_TEXT];
+    digest_text(d, text);
+    if (has_digest(d))
+        printf(", %s %s", what, text);
+}
+
 static void print_summary(const char *verb, const br_report *r, cli_exit code) {
-    char weights[DIGEST_TEXT], contract[DIGEST_TEXT], logprob[DIGEST_TEXT], adapter[DIGEST_TEXT];
+    char adapter[DIGEST_TEXT];
     if (r->summary) {
         puts(r->summary);
         return;
@@ -135,15 +150,15 @@ static void print_summary(const char *verb, const br_report *r, cli_exit code) {
         printf("bench: %lld rows, %lld failed, %.1f s\n", (long long)r->n_seq, (long long)r->n_error, r->seconds);
         return;
     }
-    digest_text(r->weights_digest, weights);
-    digest_text(r->contract_digest, contract);
-    digest_text(r->logprob_digest, logprob);
-    printf("%s: %lld tokens, %.1f tok/s, weights %s", verb, (long long)r->n_tok, rate(r), weights);
+    printf("%s: %lld tokens, %.1f tok/s", verb, (long long)r->n_tok, rate(r));
+    print_digest("weights", r->weights_digest);
     for (int32_t i = 0; i < r->n_adapter; i++) {
         digest_text(r->adapter_digest[i], adapter);
         printf(", adapter %s %s", r->adapter_name[i], adapter);
     }
-    printf(", contract %s, log-probs %s\n", contract, logprob);
+    print_digest("contract", r->contract_digest);
+    print_digest("log-probs", r->logprob_digest);
+    putchar('\n');
 }
 
 static cli_exit exit_of(br_status status, const br_report *r) {

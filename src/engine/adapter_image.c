@@ -4,6 +4,7 @@
 #include "br_mem.h"
 #include "lora_text.h"
 
+#include <stdio.h>
 #include <string.h>
 
 enum { SIZE_BITS = 32, FILLS_MAP = 5, FILLS_HEAD = 4 }; /* behind and beside A and B, s; more for each head of an absorbed map */
@@ -169,15 +170,26 @@ const br_view *adapter_image_views(const adapter_image *m, int64_t map, int32_t 
 
 /* ---- reading back ---------------------------------------------------------------------------------------------------------------- */
 
-static br_status look(adapter_image *m) {
+static br_status ask(adapter_image *m) {
     br_device *device = m->loaded->device;
     memset(m->torn.host, 0, m->torn.bytes);
     BR_TRY(br_device_upload(device, m->torn.device, m->torn.host, m->torn.bytes));
     BR_TRY(br_device_check(device, (br_fill *)(void *)m->fills.device, m->n_fill, (uint32_t *)(void *)m->torn.device));
     BR_TRY(br_device_hash(device, (br_view *)(void *)m->views.device, m->n_view, (br_seen *)(void *)m->found.device));
     BR_TRY(br_device_download(device, m->torn.host, m->torn.device, m->torn.bytes));
-    BR_TRY(br_device_download(device, m->found.host, m->found.device, (size_t)m->n_view * sizeof(br_seen)));
-    return br_device_wait(device);
+    return br_device_download(device, m->found.host, m->found.device, (size_t)m->n_view * sizeof(br_seen));
+}
+
+/* Waits where a call was refused as well: what was queued before it would write `torn` behind the back of the next look, which then began
+ * with what this one saw. */
+static br_status look(adapter_image *m) {
+    char sentence[BR_SENTENCE_BYTES];
+    const br_status status = ask(m);
+    if (status == BR_OK)
+        return br_device_wait(m->loaded->device);
+    snprintf(sentence, sizeof sentence, "%s", br_last_error());
+    (void)br_device_wait(m->loaded->device);
+    return br_fail(status, "%s", sentence);
 }
 
 /* Of one matrix; its copies have to agree. One for which nothing was reserved has no values. */

@@ -5,6 +5,7 @@
 
 #include "sampling.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static br_status copy_blocks(br_engine *e, unsigned char *base, size_t bytes, const sched_copy *copy, int32_t n) {
@@ -102,6 +103,18 @@ static engine_graph *graph_of(br_engine *e, const bi_batch *batch) {
     return NULL;
 }
 
+/* A recording in which a call failed cannot be ended properly either, and says less: the call's own sentence is told. */
+static br_status record(br_engine *e, const br_step *step, br_graph **graph) {
+    char sentence[BR_SENTENCE_BYTES];
+    BR_TRY(br_graph_begin(e->loaded.device));
+    const br_status status = run_ops(e, step);
+    if (status == BR_OK)
+        return br_graph_end(e->loaded.device, graph);
+    snprintf(sentence, sizeof sentence, "%s", br_last_error());
+    (void)br_graph_end(e->loaded.device, graph);
+    return br_fail(status, "%s", sentence);
+}
+
 static br_status run_recorded(br_engine *e, const br_step *step) {
     const bi_batch *batch = step->batch;
     engine_graph *known = graph_of(e, batch);
@@ -110,13 +123,8 @@ static br_status run_recorded(br_engine *e, const br_step *step) {
             e->graph[e->n_graph++] = (engine_graph){.n_row = batch->n_row, .pos_max = batch->pos_max};
         return run_ops(e, step);
     }
-    if (!known->graph) {
-        BR_TRY(br_graph_begin(e->loaded.device));
-        br_status status = run_ops(e, step);
-        br_status ended = br_graph_end(e->loaded.device, &known->graph);
-        BR_TRY(status);
-        BR_TRY(ended);
-    }
+    if (!known->graph)
+        BR_TRY(record(e, step, &known->graph));
     return br_graph_run(e->loaded.device, known->graph);
 }
 

@@ -120,18 +120,28 @@ static br_status recompute(verify *v, int64_t i) {
     return BR_OK;
 }
 
-/* Of every finished sequence, not only of those that are drawn. */
+static br_status check_adapter(const verify *v, const rollout_seq *seq) {
+    int32_t slot;
+    BR_TRY(br_loaded_slot(&v->loaded, seq->adapter, &slot));
+    if (br_digest_equal(seq->adapter_digest, br_loaded_adapter_digest(&v->loaded, slot)))
+        return BR_OK;
+    return br_fail(BR_E_MISMATCH, "%s#%u: made with another adapter '%s' than the one given", seq->uid, seq->sample, seq->adapter);
+}
+
+/* Of every finished sequence, not only of those that are drawn. The first is named, all are counted. */
 static br_status check_adapters(const verify *v) {
+    br_status first = BR_OK;
+    char sentence[BR_SENTENCE_BYTES] = "";
+    int64_t n_wrong = 0;
     for (int64_t i = 0; i < v->input.n_seq; i++) {
         const rollout_seq *seq = &v->input.seq[i];
-        int32_t slot;
-        if (seq->status)
-            continue;
-        BR_TRY(br_loaded_slot(&v->loaded, seq->adapter, &slot));
-        if (!br_digest_equal(seq->adapter_digest, br_loaded_adapter_digest(&v->loaded, slot)))
-            return br_fail(BR_E_MISMATCH, "%s#%u: made with another adapter '%s' than the one given", seq->uid, seq->sample, seq->adapter);
+        const br_status status = seq->status ? BR_OK : check_adapter(v, seq);
+        if (status != BR_OK && n_wrong++ == 0) {
+            first = status;
+            snprintf(sentence, sizeof sentence, "%s", br_last_error());
+        }
     }
-    return BR_OK;
+    return n_wrong ? br_fail(first, "%s (%lld sequence%s in all)", sentence, (long long)n_wrong, n_wrong == 1 ? "" : "s") : BR_OK;
 }
 
 static br_status open_model(verify *v) {

@@ -19,7 +19,7 @@ typedef struct audit {
     ledger_reader *reader;
     br_ledger_record *counted; /* (n_step) */
     int64_t n_step, n_line; /* n_line: about steps, or the run, where the two sides are not equal */
-    char root[2 * BR_LEDGER_LINK_BYTES + 1];
+    char root[2 * BR_LEDGER_LINK_BYTES + 1], first[BR_SENTENCE_BYTES]; /* first: of these lines */
 } audit;
 
 /* ---- numbers ---------------------------------------------------------------------------------------------------------------- */
@@ -77,11 +77,11 @@ static void take_root(audit *a) {
 
 /* ---- words ------------------------------------------------------------------------------------------------------------------ */
 
-/* A line about a step whose two sides are not equal. The first is the sentence of the verdict. */
+/* A line about a step whose two sides are not equal. The first is the sentence of the verdict, which counts them all. */
 #define BAD_LINE(a, ...)                                           \
     do {                                                           \
         if ((a)->n_line == 0)                                      \
-            (void)br_fail(BR_E_MISMATCH, __VA_ARGS__);             \
+            snprintf((a)->first, sizeof (a)->first, __VA_ARGS__);  \
         if ((a)->n_line++ < REPORTED_ERRORS_MAX)                   \
             BR_TRY(report_line((a)->report, __VA_ARGS__));         \
     } while (0)
@@ -187,6 +187,13 @@ exit:
     return status;
 }
 
+/* Are the two sides equal at every step? */
+static br_status sides(const audit *a) {
+    if (a->n_line == 0)
+        return BR_OK;
+    return br_fail(BR_E_MISMATCH, "%s (%lld difference%s in all)", a->first, (long long)a->n_line, a->n_line == 1 ? "" : "s");
+}
+
 br_status job_verify_ledger(const br_verify_options *options, const br_watch *watch, br_report *report) {
     br_status status;
     audit a = {.options = options, .report = report};
@@ -199,10 +206,9 @@ br_status job_verify_ledger(const br_verify_options *options, const br_watch *wa
     BR_TRY_GOTO(summarize(&a), exit);
     BR_TRY_GOTO(tell_run(&a), exit);
     BR_TRY_GOTO(tell_steps(&a), exit);
-    const br_status sides = a.n_line > 0 ? BR_E_MISMATCH : BR_OK;
     if (options->engine.model_dir)
         BR_TRY_GOTO(ledger_rescore(a.reader, options, watch, report), exit);
-    status = sides;
+    status = sides(&a);
 exit:
     ledger_close(a.reader);
     br_mem_free(a.counted);

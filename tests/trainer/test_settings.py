@@ -167,7 +167,9 @@ class Metrics(unittest.TestCase):
         found = bars.lines([row], dict(w1=True), 1.0, PLAIN)
         self.assertEqual([is_met for _, is_met in found], [True, None, None, True, True, True, None])
         self.assertEqual([text.endswith("needs 2 steps, the run has 1") for text, _ in found], [False, True, True, False, False, False, False])
-        self.assertEqual([bars.line(*bar)[:4] for bar in found], ["ok  ", "----", "----", "ok  ", "ok  ", "ok  ", "----"])
+        marks = ["ok", "not judged", "not judged", "ok", "ok", "ok", "not judged"]
+        self.assertEqual([bars.line(*bar) for bar in found], [f"{mark:10} {text}" for mark, (text, _) in zip(marks, found)])
+        self.assertEqual(bars.line("a bar", False), "MISS       a bar")
         self.assertTrue(bars.met(found))
         self.assertFalse(bars.met(bars.lines([row], dict(w1=False), 1.0, PLAIN)))
 

@@ -21,8 +21,8 @@ def moved(model):
 
 
 def line(text, is_met):
-    mark = {True: "ok  ", False: "MISS", None: "----"}
-    return f"{mark[is_met]} {text}"
+    mark = {True: "ok", False: "MISS", None: "not judged"}
+    return f"{mark[is_met]:10} {text}"
 
 
 def met(found):
