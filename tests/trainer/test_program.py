@@ -108,7 +108,7 @@ class Ends(unittest.TestCase):
         for module, unbuffered in (*((module, "") for module in modules), ("rl.expand", "1"), ("names", "1")):
             name = module.removeprefix("rl.")
             with self.subTest(name, unbuffered=unbuffered), open("/dev/full", "wb") as full:
-                done = subprocess.run([sys.executable, "-W", "ignore", "-m", f"bitroll.{module}", "--help"], stdout=full, stderr=subprocess.PIPE,
+                done = subprocess.run([sys.executable, "-m", f"bitroll.{module}", "--help"], stdout=full, stderr=subprocess.PIPE,
                                       text=True, env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path), PYTHONUNBUFFERED=unbuffered))
                 self.assertEqual((done.returncode, done.stderr.splitlines()[-1:]), (2, [f"{name}: standard output: {os.strerror(errno.ENOSPC)}"]))
                 self.assertNotIn("Traceback", done.stderr)
@@ -182,6 +182,45 @@ class Devices(unittest.TestCase):
             self.assertNotIsInstance(found.exception, failures.DeviceFailed)
         with self.assertRaises(torch.AcceleratorError), failures.told("step 0"):
             raise torch.AcceleratorError("CUDA error: device-side assert triggered\nSearch for it.")
+
+
+WARNS = """
+import logging, sys, warnings
+from bitroll import quiet
+KNOWN, NEWS, PLACE = "Apex is not installed. Falling back to Torch Norm", "Apex is there", "megatron.core.models.backends"
+LOG = logging.getLogger("megatron.core.models.gpt.gpt_model")
+def say(*texts, module=PLACE):
+    for text in texts:
+        warnings.warn_explicit(text, UserWarning, "file", 1, module)
+with quiet.known():
+    say(KNOWN, NEWS)
+    say(KNOWN, module="elsewhere")
+print("after", file=sys.stderr)
+say(KNOWN)
+LOG.warning("GPTModel IS DEPRECATED. Truly")
+LOG.warning("GPTModel is late")
+logging.getLogger("elsewhere").warning("GPTModel IS DEPRECATED. Truly")
+"""
+
+
+class Quiet(unittest.TestCase):
+    """Ten warnings, most of Megatron-Core, stood before the first line of a run, or -W ignore hid them and everything else."""
+
+    def python(self, *arguments):
+        done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=rig.environment(), timeout=600)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stderr.splitlines()
+
+    def test_a_run_and_its_resumption(self):
+        config, out = rl_rig.config("quiet", steps=1, batch=dict(prompts=1, samples=2), heldout=dict(prompts=0)), os.path.join(rig.PLACE, "quiet")
+        for n, more in (("1", ()), ("2", ("--resume",))):
+            status, _, said = rl_rig.train(config, out, "--steps", n, *more)
+            self.assertIn(status, (0, 1))  # so small a run may miss a bar
+            self.assertEqual(said, "")
+
+    def test_what_is_not_known_is_heard(self):
+        elsewhere, known = (f"file:1: UserWarning: {text}" for text in ("Apex is there", "Apex is not installed. Falling back to Torch Norm"))
+        self.assertEqual(self.python("-c", WARNS), [elsewhere, known, "after", known, "GPTModel is late", "GPTModel IS DEPRECATED. Truly"])
 
 
 if __name__ == "__main__":
