@@ -1,7 +1,7 @@
 """A training run: `python -m bitroll.rl.train --config F.yaml --model CHECKPOINT --out DIR`. A line a step; the last line says what the
 ledger says. Leaves in DIR the settings (run.yaml), metrics.csv, ledger.h5, checkpoint/, adapter/ (the policy after the last update) and
-adapter_last_step/ (the one that the trainer's last step of the ledger ran on: what `bitroll verify --adapter` wants, but of arm M3). A start
-that fails before it has recorded a step leaves DIR as it found it.
+adapter_last_step/ (the one that the trainer's last step of the ledger ran on: what `bitroll verify --adapter` wants; of arm M3 it wants
+adapter_last_rollout/, which lies beside it). A start that fails before it has recorded a step leaves DIR as it found it.
 
 Exit status: 0 done; 1 a step of the exact arm did not certify, a gradient was not finite, or a bar was missed; 2 usage or environment, a
 worker that is gone and memory that does not suffice among them; 7 the worker serves another trainer."""
@@ -125,6 +125,9 @@ class Run:
         norms = self.policy.norms()  # before the update: of the adapter that the row is about
         if is_last or stops:
             peft.save(self.policy.model, self.policy.lora, self.path("adapter_last_step"), self.policy.prefix)
+            other = self.arm.other_adapter()
+            if other:
+                peft.write(other, self.policy.lora, self.path("adapter_last_rollout"))
         if stops:
             raise Mismatch(step)
         self.grpo.update(step)
