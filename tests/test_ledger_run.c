@@ -526,13 +526,13 @@ END_TEST
 /* Of a stale run the kept adapter is the trainer's: it was said to be missing although it was given. */
 START_TEST(the_trainers_adapter_of_a_stale_run_is_not_asked_for) {
     br_report report;
-    char line[256], text_of[2][BR_DIGEST_TEXT_BYTES];
+    char line[320], text_of[2][BR_DIGEST_TEXT_BYTES];
     adapter_digests(text_of);
     write_model_run(2, 0, "a");
     for (int32_t n = 0; n < 2; n++) {
         CHECK_FAILS(verify_with(n, 1, &report), BR_E_MISMATCH);
-        snprintf(line, sizeof line, "given is %s, the rollout of the last step ran on %s, which a training run does not keep; adapter_last_step is "
-                 "what its trainer ran on, %s", n ? text_of[0] : "none", text_of[1], text_of[0]);
+        snprintf(line, sizeof line, "given is %s, the rollout of the last step ran on %s, which a run of arm M3 leaves in its folder "
+                 "adapter_last_rollout; adapter_last_step is what its trainer ran on, %s", n ? text_of[0] : "none", text_of[1], text_of[0]);
         SAYS(br_last_error(), line);
         br_report_free(&report);
     }

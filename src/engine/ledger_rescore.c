@@ -133,7 +133,7 @@ static int is_given(const rescore *r, br_digest adapter) {
 }
 
 /* The usual reasons: of a training run that is done, `adapter` has seen one update more than the last step of the ledger; and a run whose
- * rollout is stale keeps what its trainer ran on, with which no rollout was sampled. */
+ * rollout is stale keeps what either side ran on, in two folders. */
 static br_status say_nothing_fits(const rescore *r) {
     br_ledger_record last;
     char given[BR_DIGEST_TEXT_BYTES] = "none", wanted[BR_DIGEST_TEXT_BYTES], trained[BR_DIGEST_TEXT_BYTES];
@@ -147,7 +147,8 @@ static br_status say_nothing_fits(const rescore *r) {
         br_digest_text(br_loaded_adapter_digest(&r->loaded, slot), given);
     if (!br_digest_equal(last.adapter_rollout, last.adapter_trainer))
         return br_fail(BR_E_MISMATCH, "%s: no step was sampled with an adapter that is given, nothing was computed again: given is %s, the rollout "
-                       "of the last step ran on %s, which a training run does not keep; adapter_last_step is what its trainer ran on, %s",
+                       "of the last step ran on %s, which a run of arm M3 leaves in its folder adapter_last_rollout; adapter_last_step is what its "
+                       "trainer ran on, %s",
                        r->options->path, given, wanted, trained);
     return br_fail(BR_E_MISMATCH, "%s: no step was sampled with an adapter that is given, nothing was computed again: given is %s, the last step ran "
                    "on %s, which a training run leaves in its folder adapter_last_step", r->options->path, given, wanted);

@@ -73,7 +73,7 @@ def config(name, **changes):
 
 def command(config_path, out, *arguments):
     """Of a trainer, on pico."""
-    return [sys.executable, "-W", "ignore", "-m", "bitroll.rl.train", "--config", config_path, "--model", rig.checkpoint("pico")[0], "--out", out,
+    return [sys.executable, "-m", "bitroll.rl.train", "--config", config_path, "--model", rig.checkpoint("pico")[0], "--out", out,
             *arguments]
 
 

@@ -102,6 +102,18 @@ class Layout(unittest.TestCase):
         r.model.log_probs(rows, token, token, t)
         r.close()
 
+    @unittest.skipUnless(rig.BACKEND == "oracle", "on a GPU the values are not looked at")
+    def test_slots_that_no_adapter_has(self):
+        """The oracle read an adapter's matrices from wherever such a slot points."""
+        r, lowest = rig.Rig("pico", True), -(1 << 31)
+        for values, said in (([0, -1, 1], "1 at row 2"), ([0, 7, -2], "7 at row 1"), ([-2, 0, 9], "-2 at row 0"), ([0, 0, lowest], f"{lowest} at row 2")):
+            with self.subTest(values), self.assertRaises(ValueError) as found:
+                Rows(r.ops, [0, 3], slot=torch.tensor(values, dtype=torch.int32))
+            self.assertEqual(str(found.exception), f"slots: {said}: expected 0, the adapter, or -1, the base")
+        for values in ([0, 0, 0], [-1, -1, -1], [0, -1, 0]):
+            Rows(r.ops, [0, 3], slot=torch.tensor(values, dtype=torch.int32))
+        r.close()
+
 
 if __name__ == "__main__":
     unittest.main()

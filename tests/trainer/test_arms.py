@@ -1,11 +1,12 @@
 """Control arms: each has one thing wrong on purpose, and the meters say so at the step at which it begins, and not before."""
 import os
+import subprocess
 import types
 import unittest
 
 import rl_rig
 import torch
-from bitroll.rl import arms, expand
+from bitroll.rl import arms, expand, metrics
 from bitroll.tensors import Checkpoint
 
 
@@ -37,6 +38,22 @@ class Arms(unittest.TestCase):
         self.assertEqual(k3[:2], [0.0, 0.0])
         self.assertTrue(k3[2] > 0 and k3[3] > 0)
         self.assertEqual([s.digest_rollout for s in steps[2:]], [s.digest_trainer for s in steps[1:3]])
+
+    def test_the_rollouts_adapter_of_a_stale_run_is_kept(self):
+        """`bitroll verify` could score none of its steps again: only the trainer's adapter was there."""
+        model, out = rl_rig.rig.checkpoint("pico")[0], os.path.join(rl_rig.rig.PLACE, "stale")
+        batch, kept = dict(prompts=2, samples=2), os.path.join(out, "adapter_last_rollout")
+        status, said, error = rl_rig.train(rl_rig.config("stale", arm="M3", steps=4, batch=batch, heldout=dict(prompts=0)), out)
+        self.assertIn(status, (0, 1), error)  # so small a run may miss a bar
+        compared = metrics.read(os.path.join(out, "metrics.csv"))[-1]["n_compared"]
+        for folder, line in ((kept, f"recomputed  4 sequences of 1 steps: 0 of {compared} log-probs differ"), (out + "/adapter_last_step", None)):
+            done = subprocess.run([rl_rig.rig.BITROLL, "verify", os.path.join(out, "ledger.h5"), "--model", model, "--adapter", f"a={folder}"],
+                                  capture_output=True, text=True)
+            self.assertEqual((done.returncode, [found for found in done.stdout.splitlines() if found.startswith("recomputed")]),
+                             (1, [line] if line else []), done.stderr)  # 1: the ledger shows differences
+        self.assertIn("leaves in its folder adapter_last_rollout; adapter_last_step is what its trainer ran on", done.stderr)
+        rl_rig.train(rl_rig.config("stale", steps=1, batch=batch, heldout=dict(prompts=0)), out + "_not")
+        self.assertEqual(sorted(name for name in os.listdir(out + "_not") if name.startswith("adapter")), ["adapter", "adapter_last_step"])
 
     def test_merging(self):
         a, b, w = torch.randn(2, 8).bfloat16(), torch.randn(4, 2).bfloat16(), torch.randn(4, 8).bfloat16()

@@ -77,7 +77,7 @@ class Processes(unittest.TestCase):
         self.assertEqual([line["heldout"] is None for line in lines], [False, True, False])
 
     def test_the_report(self):
-        command = [sys.executable, "-W", "ignore", "-m", "bitroll.rl.report", self.out]
+        command = [sys.executable, "-m", "bitroll.rl.report", self.out]
         done = subprocess.run(command, capture_output=True, text=True, env=rig.environment() | dict(BITROLL=rig.BITROLL))
         self.assertEqual((done.returncode, done.stdout), (0, os.path.join(self.out, "report.html") + "\n"), done.stderr)
         test_report.check_plots(self, self.out)
@@ -259,7 +259,7 @@ class Planted(unittest.TestCase):
             calls.append(texts)
             texts[0].logprob[0] ^= len(calls) == 2
         out = os.path.join(rig.PLACE, "stopped")
-        arguments = rl_rig.command(rl_rig.config("stopped", heldout=dict(prompts=0)), out)[5:]
+        arguments = rl_rig.command(rl_rig.config("stopped", heldout=dict(prompts=0)), out)[3:]
         with unittest.mock.patch.object(Engine, "release", second_step), contextlib.redirect_stderr(io.StringIO()) as said:
             self.assertEqual(train.main(arguments), 1)
         where = "the first at 'step 1 prompt 0' sample 0, sampled token 0"
@@ -271,7 +271,7 @@ class Planted(unittest.TestCase):
     def test_an_engine_that_is_gone_ends_the_run_with_a_sentence(self):
         def gone(*arguments, **sampling):
             raise abi.Error(abi.CONSTANTS["BR_E_IO"], "the worker is gone")
-        arguments = rl_rig.command(rl_rig.config("gone"), os.path.join(rig.PLACE, "gone"))[5:]
+        arguments = rl_rig.command(rl_rig.config("gone"), os.path.join(rig.PLACE, "gone"))[3:]
         with unittest.mock.patch.object(Engine, "generate", gone), contextlib.redirect_stderr(io.StringIO()) as said:
             self.assertEqual(train.main(arguments), 2)
         self.assertEqual(said.getvalue().splitlines()[-1], "train: the worker is gone")

@@ -4,13 +4,17 @@ import errno
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import unittest
+import unittest.mock
 
 import rig
+import rl_rig
+import torch
 from bitroll import program, tensors
-from bitroll.rl import base_model, expand, report, train, train_base
+from bitroll.rl import base_model, expand, failures, policy, report, train, train_base
 
 os.environ["BITROLL"] = rig.BITROLL
 PROGRAMS = {"base_model": base_model, "expand": expand, "report": report, "train": train, "train_base": train_base}
@@ -104,7 +108,7 @@ class Ends(unittest.TestCase):
         for module, unbuffered in (*((module, "") for module in modules), ("rl.expand", "1"), ("names", "1")):
             name = module.removeprefix("rl.")
             with self.subTest(name, unbuffered=unbuffered), open("/dev/full", "wb") as full:
-                done = subprocess.run([sys.executable, "-W", "ignore", "-m", f"bitroll.{module}", "--help"], stdout=full, stderr=subprocess.PIPE,
+                done = subprocess.run([sys.executable, "-m", f"bitroll.{module}", "--help"], stdout=full, stderr=subprocess.PIPE,
                                       text=True, env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path), PYTHONUNBUFFERED=unbuffered))
                 self.assertEqual((done.returncode, done.stderr.splitlines()[-1:]), (2, [f"{name}: standard output: {os.strerror(errno.ENOSPC)}"]))
                 self.assertNotIn("Traceback", done.stderr)
@@ -120,6 +124,103 @@ class Ends(unittest.TestCase):
         self.assertEqual(fails(FloatingPointError("not finite")), (1, "p: not finite\n"))
         self.assertEqual(fails(KeyError("no such")), (2, "p: no such\n"))
         self.assertEqual(fails(FileNotFoundError(errno.ENOENT, "none", b"x")), (2, "p: x: none\n"))
+
+
+def too_much(*_, **__):
+    return torch.empty(1 << 60)
+
+
+MUCH = f"DefaultCPUAllocator: can't allocate memory: you tried to allocate {4 << 60} bytes; Error code 12 (Cannot allocate memory)"
+FULL = ("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which 1.25 GiB is free. Including non-PyTorch "
+        "memory, this process has 77.80 GiB memory in use. If reserved but unallocated memory is large try something.")
+ILLEGAL = "CUDA error: an illegal memory access was encountered\nSearch for it in a book.\nFor debugging consider passing an option.\n"
+
+
+class Devices(unittest.TestCase):
+    """Too little memory, or a GPU that fails, ended a training with a traceback."""
+
+    def test_too_little_memory_in_a_run(self):
+        config, out = rl_rig.config("much", steps=1, heldout=dict(prompts=0)), os.path.join(rig.PLACE, "much")
+        arguments = ("--config", config, "--model", rig.checkpoint("pico")[0], "--out", out)
+        less = ("memory goes by micro_tokens ([300, 1100]), batch.max_tok (256), lora.r (32), engine.max_seqs (64) and engine.chunk_tokens (256): "
+                "expected a smaller one")
+        for owner, name, where in ((train, "Policy", "the start"), (policy.Policy, "bits", "step 0, certify"),
+                                   (policy.Policy, "accumulate", "step 0, update"), (policy.Policy, "norms", "step 0")):
+            with self.subTest(name), unittest.mock.patch.object(owner, name, too_much):
+                status, lines = ended("train", *arguments)
+                self.assertEqual((status, lines[-1]), (2, f"train: {where}: {MUCH}: {less}"))
+                self.assertNotIn("Traceback", "".join(lines))
+            shutil.rmtree(out, ignore_errors=True)
+
+    def test_too_little_memory_in_a_training_of_a_base(self):
+        out = os.path.join(rig.PLACE, "much_base")
+        for owner, name, where in ((train_base, "Ops", "the start"), (train_base.Model, "log_probs", "step 1"),
+                                   (train_base, "accuracy", "step 1, measurement")):
+            with self.subTest(name), unittest.mock.patch.object(owner, name, too_much), contextlib.redirect_stdout(io.StringIO()):
+                said = ended("train_base", "--preset", "pico", "--out", out, "--rows", "128", "--rank", "4", "--steps", "1")
+            self.assertEqual(said, (2, [f"train_base: {where}: {MUCH}: memory goes by --rows (128) and --rank (4): expected a smaller one"]))
+            shutil.rmtree(out)
+
+    def test_what_a_gpu_says(self):
+        for error, said in (
+                (torch.OutOfMemoryError(FULL), "CUDA out of memory; Tried to allocate 2.00 GiB; GPU 0 has a total capacity of 79.10 GiB of which 1.25 "
+                                               "GiB is free: less: expected a smaller one"),
+                (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+                 "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`: less: expected a smaller one"),
+                (torch.AcceleratorError(ILLEGAL), ILLEGAL.splitlines()[0]), (RuntimeError(ILLEGAL), ILLEGAL.splitlines()[0])):
+            with self.subTest(said), self.assertRaises(failures.DeviceFailed) as found, failures.told("outside"), failures.told("inside"):
+                raise error
+            self.assertEqual(found.exception.sentence("less"), f"inside: {said}")
+
+    def test_a_fault_of_a_program_stays_what_it_is(self):
+        for work in (lambda: torch.ones(2, 3) @ torch.ones(2, 3), lambda: torch.ones(2).view(3), lambda: torch.ones(2)[5], lambda: torch.none,
+                     lambda: torch.ones("2"), lambda: self.fail("an assertion"), lambda: too_much.none):
+            with self.assertRaises(Exception) as plain:
+                work()
+            with self.assertRaises(type(plain.exception)) as found, failures.told("step 0"):
+                work()
+            self.assertNotIsInstance(found.exception, failures.DeviceFailed)
+        with self.assertRaises(torch.AcceleratorError), failures.told("step 0"):
+            raise torch.AcceleratorError("CUDA error: device-side assert triggered\nSearch for it.")
+
+
+WARNS = """
+import logging, sys, warnings
+from bitroll import quiet
+KNOWN, NEWS, PLACE = "Apex is not installed. Falling back to Torch Norm", "Apex is there", "megatron.core.models.backends"
+LOG = logging.getLogger("megatron.core.models.gpt.gpt_model")
+def say(*texts, module=PLACE):
+    for text in texts:
+        warnings.warn_explicit(text, UserWarning, "file", 1, module)
+with quiet.known():
+    say(KNOWN, NEWS)
+    say(KNOWN, module="elsewhere")
+print("after", file=sys.stderr)
+say(KNOWN)
+LOG.warning("GPTModel IS DEPRECATED. Truly")
+LOG.warning("GPTModel is late")
+logging.getLogger("elsewhere").warning("GPTModel IS DEPRECATED. Truly")
+"""
+
+
+class Quiet(unittest.TestCase):
+    """Ten warnings, most of Megatron-Core, stood before the first line of a run, or -W ignore hid them and everything else."""
+
+    def python(self, *arguments):
+        done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=rig.environment(), timeout=600)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stderr.splitlines()
+
+    def test_a_run_and_its_resumption(self):
+        config, out = rl_rig.config("quiet", steps=1, batch=dict(prompts=1, samples=2), heldout=dict(prompts=0)), os.path.join(rig.PLACE, "quiet")
+        for n, more in (("1", ()), ("2", ("--resume",))):
+            status, _, said = rl_rig.train(config, out, "--steps", n, *more)
+            self.assertIn(status, (0, 1))  # so small a run may miss a bar
+            self.assertEqual(said, "")
+
+    def test_what_is_not_known_is_heard(self):
+        elsewhere, known = (f"file:1: UserWarning: {text}" for text in ("Apex is there", "Apex is not installed. Falling back to Torch Norm"))
+        self.assertEqual(self.python("-c", WARNS), [elsewhere, known, "after", known, "GPTModel is late", "GPTModel IS DEPRECATED. Truly"])
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from . import quiet
+
 try:
     import triton  # noqa: F401
 except ImportError:
@@ -18,16 +20,17 @@ except ImportError:
     sys.modules[STAND_IN] = types.ModuleType(STAND_IN)
     sys.modules[STAND_IN].__getattr__ = lambda _: None
 
-from megatron.core import __version__ as MEGATRON_VERSION
-from megatron.core import parallel_state
-from megatron.core.models.gpt.gpt_model import GPTModel
-from megatron.core.packed_seq_params import PackedSeqParams
-from megatron.core.tensor_parallel import random as megatron_random
-from megatron.core.transformer.spec_utils import ModuleSpec
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
-from megatron.core.transformer.transformer_config import TransformerConfig
-from megatron.core.transformer.transformer_layer import TransformerLayer
-from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
+with quiet.known():
+    from megatron.core import __version__ as MEGATRON_VERSION
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.core.packed_seq_params import PackedSeqParams
+    from megatron.core.tensor_parallel import random as megatron_random
+    from megatron.core.transformer.spec_utils import ModuleSpec
+    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+    from megatron.core.transformer.transformer_config import TransformerConfig
+    from megatron.core.transformer.transformer_layer import TransformerLayer
+    from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 
 from . import functions, refusals
 from .blocks import vector
@@ -150,7 +153,7 @@ def transformer_config(config, backend, recompute):
         num_layers=config.n_layer, hidden_size=config.d_model, ffn_hidden_size=config.d_ff, num_attention_heads=config.n_head,
         use_cpu_initialization=backend == "oracle", transformer_impl="local", normalization="RMSNorm", layernorm_epsilon=config.norm_eps,
         hidden_dropout=0.0, attention_dropout=0.0, bias_dropout_fusion=False, gradient_accumulation_fusion=False, bf16=True,
-        params_dtype=torch.bfloat16, pipeline_dtype=torch.bfloat16, hetereogenous_dist_checkpoint=True, **extra)
+        params_dtype=torch.bfloat16, pipeline_dtype=torch.bfloat16, hetereogenous_dist_checkpoint=True, cuda_graph_modules=[], **extra)
 
 
 class BitrollModel(GPTModel):

@@ -63,12 +63,16 @@ def merged(checkpoint, maps, s):
 
 
 def save(model, settings, folder, prefix=""):
+    write(dict(exported(model, prefix)), settings, folder)
+
+
+def write(tensors, settings, folder):
+    """tensors: bf16, by PEFT's names."""
     os.makedirs(folder, exist_ok=True)
-    tensors = exported(model, prefix)
-    targets = sorted({module.rsplit(".", 1)[-1] for module, _, _ in low_ranks(dict(tensors))})
+    targets = sorted({module.rsplit(".", 1)[-1] for module, _, _ in low_ranks(tensors)})
     config = dict(peft_type="LORA", task_type="CAUSAL_LM", r=settings.rank, lora_alpha=settings.alpha, lora_dropout=0.0, bias="none",
                   use_rslora=bool(settings.rslora), target_modules=targets, base_model_name_or_path="", inference_mode=True)
-    write_safetensors(os.path.join(folder, "adapter_model.safetensors"), tensors)
+    write_safetensors(os.path.join(folder, "adapter_model.safetensors"), sorted(tensors.items()))
     with open(os.path.join(folder, "adapter_config.json"), "w", encoding="utf-8") as file:
         json.dump(config, file, indent=2, sort_keys=True)
         file.write("\n")

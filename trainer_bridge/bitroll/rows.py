@@ -12,8 +12,9 @@ PAGE_TOKENS, PACK_FAULT = abi.CONSTANTS["BR_PAGE_TOK"], packer("bi_fault")
 
 class Rows:
     """cu_seqlens: [0, n_0, n_0 + n_1, ..]; n_row: rows that come, every one of a sequence: a row that no op fills would bring chance into the
-    gradients. slot: 0, the adapter, or -1, the base, of every row, or a tensor (n_row) int32 of these. fn: what computes, one function an op
-    under the names of functions.py (float64.py, rehash.py and torch_ops.py have others)."""
+    gradients. slot: 0, the adapter, or -1, the base, of every row, or a tensor (n_row) int32 of these; of a tensor on a GPU the values are not
+    checked, which would wait for the GPU: the caller answers for them. fn: what computes, one function an op under the names of functions.py
+    (float64.py, rehash.py and torch_ops.py have others)."""
 
     def __init__(self, ops, cu_seqlens, n_row=None, slot=0, fn=functions):
         cu = [int(c) for c in cu_seqlens]
@@ -38,6 +39,7 @@ class Rows:
                              pos_max=max(lengths) - 1, seg=self.seg, row_seg=self.row_seg))
         if isinstance(slot, torch.Tensor):
             self.check("slots", slot, torch.int32)
+            self.check_slots(slot)
         elif slot not in (0, -1):
             raise ValueError(f"slot {slot}: expected 0, the adapter, or -1, the base")
         self.row_slot = slot if isinstance(slot, torch.Tensor) else ops.rows_of_slot(slot)[: self.n_row]
@@ -58,6 +60,14 @@ class Rows:
         if tensor.dtype != dtype or tensor.shape != (self.n_row,) or not tensor.is_contiguous():
             raise ValueError(f"{what}: {tensor.dtype} {tuple(tensor.shape)}{'' if tensor.is_contiguous() else ' with gaps'}: expected {dtype} "
                              f"({self.n_row},), one behind the other")
+
+    @staticmethod
+    def check_slots(slot):
+        """An op reads the matrices of an adapter where a slot says that they are."""
+        bad = ((slot < -1) | (slot > 0)).nonzero() if slot.device.type == "cpu" else ()
+        if len(bad):
+            row = int(bad[0])
+            raise ValueError(f"slots: {int(slot[row])} at row {row}: expected 0, the adapter, or -1, the base")
 
     def fault_at(self, name):
         """The fault argument of an op: rows that go wrong there say so in check_faults."""

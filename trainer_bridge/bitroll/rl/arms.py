@@ -35,6 +35,9 @@ class Exact:
     def live_digest(self):
         return self.engine.live_digest(self.adapter)
 
+    def other_adapter(self):
+        """Tensors of the adapter that the rollout runs on, where it is another than the trainer's."""
+
     def state(self):
         """What a resumed run needs of the arm, as tensors by name."""
         return {}
@@ -83,13 +86,17 @@ class Stale(Exact):
 
     def __init__(self, *parts):
         super().__init__(*parts)
-        self.before = {}
+        self.before, self.sent = {}, {}
 
     def sync(self, number, tensors, flags):
         stale = number >= 2
-        n_byte = self.send(number - stale, self.before if stale else tensors, flags)
+        self.sent = self.before if stale else tensors
+        n_byte = self.send(number - stale, self.sent, flags)
         self.before = {name: t.clone() for name, t in tensors.items()}
         return n_byte
+
+    def other_adapter(self):
+        return self.sent
 
     def state(self):
         return self.before

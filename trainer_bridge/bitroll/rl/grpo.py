@@ -12,7 +12,7 @@ import torch
 
 from ..digests import digest_of_bits
 from ..in_process import INITIAL, RESYNC
-from . import objective
+from . import failures, objective
 from .episodes import Episode, micro_batches, roll_out
 
 
@@ -41,7 +41,8 @@ class Step:
     @contextlib.contextmanager
     def timed(self, part):
         start = time.perf_counter()
-        yield
+        with failures.told(f"step {self.number}, {part}"):
+            yield
         self.ms[part] = self.ms.get(part, 0.0) + (time.perf_counter() - start) * 1e3
 
     @property

@@ -9,11 +9,14 @@ import shutil
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
-from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing.strategies import filesystem_async
 
+from .. import quiet
 from ..ledger import n_step_of
 from . import lock
+
+with quiet.known():
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
 
 # Megatron starts a process for a queue even where it writes in this one; after MPI has started, no process may be forked.
 filesystem_async._results_queue = queue.SimpleQueue()
@@ -163,7 +166,9 @@ def load(folder, policy):
             raise Failed(f"{folder}: made on base weights {base_digest}, these are {policy.base_digest}")
         model = policy.model
         wanted = {name for name, p in model.named_parameters() if p.requires_grad}
-        missing, unexpected = model.load_state_dict(dist_checkpointing.load(masters(model), os.path.join(folder, "masters")), strict=False)
+        with quiet.known():
+            values = dist_checkpointing.load(masters(model), os.path.join(folder, "masters"))
+        missing, unexpected = model.load_state_dict(values, strict=False)
         if unexpected or wanted & set(missing):
             raise Failed(f"{folder}: {len(unexpected)} tensors without a place, {len(wanted & set(missing))} adapters without values")
         state = torch.load(os.path.join(folder, "optimizer.pt"), weights_only=True)

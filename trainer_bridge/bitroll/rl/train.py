@@ -1,10 +1,10 @@
 """A training run: `python -m bitroll.rl.train --config F.yaml --model CHECKPOINT --out DIR`. A line a step; the last line says what the
 ledger says. Leaves in DIR the settings (run.yaml), metrics.csv, ledger.h5, checkpoint/, adapter/ (the policy after the last update) and
-adapter_last_step/ (the one that the trainer's last step of the ledger ran on: what `bitroll verify --adapter` wants, but of arm M3). A start
-that fails before it has recorded a step leaves DIR as it found it.
+adapter_last_step/ (the one that the trainer's last step of the ledger ran on: what `bitroll verify --adapter` wants; of arm M3 it wants
+adapter_last_rollout/, which lies beside it). A start that fails before it has recorded a step leaves DIR as it found it.
 
 Exit status: 0 done; 1 a step of the exact arm did not certify, a gradient was not finite, or a bar was missed; 2 usage or environment, a
-worker that is gone among them; 7 the worker serves another trainer."""
+worker that is gone and memory that does not suffice among them; 7 the worker serves another trainer."""
 import contextlib
 import os
 import sys
@@ -14,7 +14,7 @@ from ..bridge import Busy, Remote
 from ..in_process import Engine
 from ..ledger import Ledger
 from ..tensors import Checkpoint
-from . import arms, bars, lock, metrics, resume, settings as run_settings
+from . import arms, bars, failures, lock, metrics, resume, settings as run_settings
 from .grpo import Grpo, Mismatch
 from .policy import Policy
 from .task import Arithmetic, LowerHalf
@@ -125,6 +125,9 @@ class Run:
         norms = self.policy.norms()  # before the update: of the adapter that the row is about
         if is_last or stops:
             peft.save(self.policy.model, self.policy.lora, self.path("adapter_last_step"), self.policy.prefix)
+            other = self.arm.other_adapter()
+            if other:
+                peft.write(other, self.policy.lora, self.path("adapter_last_rollout"))
         if stops:
             raise Mismatch(step)
         self.grpo.update(step)
@@ -148,9 +151,11 @@ class Run:
 
     def steps(self):
         for number in range(self.n_step, self.settings.steps):
-            self.step(number)
-        self.policy.publish()
-        peft.save(self.policy.model, self.policy.lora, self.path("adapter"), self.policy.prefix)
+            with failures.told(f"step {number}"):
+                self.step(number)
+        with failures.told("behind the last step"):
+            self.policy.publish()
+            peft.save(self.policy.model, self.policy.lora, self.path("adapter"), self.policy.prefix)
 
     def bars(self):
         """Prints what the run must show; whether it does."""
@@ -178,18 +183,30 @@ def last_line(rows):
     return f"ledger: {len(rows)} steps, {n_differ} of {n_compared} log-probs differ, {kl}, reward {first:.3f} -> {last:.3f}"
 
 
+def needs_memory(args, settings):
+    """The settings that a run's memory goes by, with their values."""
+    found = [f"micro_tokens ({settings.micro_tokens})", f"batch.max_tok ({settings.batch.max_tok})", f"lora.r ({settings.lora['r']})"]
+    if not args.rollout:  # the engine's share is in the same memory
+        found += [f"engine.max_seqs ({settings.engine.max_seqs})", f"engine.chunk_tokens ({settings.engine.chunk_tokens})"]
+    return "memory goes by " + ", ".join(found[:-1]) + " and " + found[-1]
+
+
 def train(args):
     """The exit status of a run that came to its end, or whose failure has one of its own."""
+    settings = run_settings.load(args.config, arm=args.arm, seed=args.seed, steps=args.steps, backend=args.backend)
+    refusals.machine(settings.backend)
     try:
-        settings = run_settings.load(args.config, arm=args.arm, seed=args.seed, steps=args.steps, backend=args.backend)
-        refusals.machine(settings.backend)
-        with contextlib.closing(Run(args, settings)) as run:
+        with failures.told("the start"):
+            run = Run(args, settings)
+        with contextlib.closing(run):
             run.steps()
             met = run.bars()
     except Mismatch as found:
         return program.failed("train", found, 1)
     except Busy as error:
         return program.failed("train", error, 7)
+    except failures.DeviceFailed as error:
+        return program.failed("train", error.sentence(needs_memory(args, settings)))
     program.say(last_line(metrics.read(run.path(resume.TABLE))))
     return 0 if met else 1
 

@@ -23,7 +23,7 @@ from ..model import Model
 from ..ops import Ops
 from ..rows import Rows
 from ..tensors import Checkpoint, write_safetensors
-from . import base_model, resume
+from . import base_model, failures, resume
 from .task import DIGIT_0, END, HELD_OUT, SEPARATOR, Arithmetic, answer, draw, pairs, question
 
 LONGEST = 128  # rows of one text
@@ -130,7 +130,8 @@ class Run:
         except BaseException:
             resume.remove_empty(missing)
             raise
-        self.trainer = Trainer(options, library, self.start)
+        with failures.told("the start"):
+            self.trainer = Trainer(options, library, self.start)
 
     def keep(self, step):
         """The base as it is after so many steps, merged, digested, built again from what is kept."""
@@ -158,10 +159,12 @@ class Run:
             log.writerow(COLUMNS)
             losses = []
             for step in range(1, o.steps + 1):
-                losses.append(self.trainer.step(step - 1))
+                with failures.told(f"step {step}"):
+                    losses.append(self.trainer.step(step - 1))
                 if step % o.every and step != o.steps:
                     continue
-                greedy, sampled = accuracy(self.library, self.keep(step), o.backend, o.seed, o.prompts)
+                with failures.told(f"step {step}, measurement"):
+                    greedy, sampled = accuracy(self.library, self.keep(step), o.backend, o.seed, o.prompts)
                 row = step, sum(losses) / len(losses), greedy, sampled, time.monotonic() - started
                 log.writerow([row[0], *(f"{v:.4f}" for v in row[1:])])
                 file.flush()
@@ -189,7 +192,11 @@ def arguments(argv):
 
 def run(options):
     refusals.machine(options.backend)
-    Run(options, abi.Library()).train()
+    try:
+        Run(options, abi.Library()).train()
+    except failures.DeviceFailed as error:
+        return program.failed("train_base", error.sentence(f"memory goes by --rows ({options.rows}) and --rank ({options.rank})"))
+    return 0
 
 
 def main(argv=None):
