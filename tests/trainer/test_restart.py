@@ -279,7 +279,7 @@ class Folder(unittest.TestCase):
     def test_a_run_of_one_step_is_done(self):
         status, said, error = rl_rig.train(rl_rig.config("one"), os.path.join(rig.PLACE, "one"), "--steps", "1")
         self.assertEqual(status, 0, said + error)
-        self.assertEqual([line.split(": ")[-1] for line in said.splitlines() if line.startswith("----")], ["needs 2 steps, the run has 1"] * 2 +
+        self.assertEqual([line.split(": ")[-1] for line in said.splitlines() if line.startswith("not judged")], ["needs 2 steps, the run has 1"] * 2 +
                          ["needs 100 steps, the run has 1"])
 
     @unittest.skipIf(torch.cuda.is_available(), "there is a GPU")
