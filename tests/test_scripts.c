@@ -60,19 +60,22 @@ END_TEST
 #define VALUE "Read access at bi_widen(unsigned short)+0x30 in bi_bits.h:60"
 #define NVJET "Write access at nvjet_sm90_tst_128x8_64x12_4x1_v_bz_TNT+0x9b0"
 
-/* What a report of racecheck must be taken for: "" as nothing, else as what is said to be judged by nobody. */
+/* What a report of a tool must be taken for: "" as nothing, else as what is said to be judged by nobody. */
 static const struct {
-    const char *report, *sentence;
+    const char *tool, *report, *sentence;
 } report[] = {
-    {"", ""},
-    {RACE("Error", COPY) AND(MATRIX) AND(MATRIX) "=========\n" RACE("Warning", PREPARE) AND(VALUE) RACE("Error", NVJET) AND(NVJET), ""},
-    {RACE("Error", COPY) AND(MATRIX) AND(VALUE), "    copy16 -> bi_widen, 1 times\n"},
-    {RACE("Error", COPY) AND(COPY), "    copy16 -> copy16, 1 times\n"},
-    {RACE("Error", NVJET) AND(VALUE), "    nvjet_sm90_tst_128x8_64x12_4x1_v_bz_TNT -> bi_widen, 1 times\n"},
-    {RACE("Error", "Write access at copy16_more(int)+0x9 in a.cu:1") AND(MATRIX), "    copy16_more -> ldmatrix4, 1 times\n"},
-    {RACE("Error", COPY) "=========\n", "    copy16 -> ?, 1 times\n"},
-    {RACE("Error", "an access"), "    ? -> ?, 1 times\n"},
-    {"========= Warning: Maximum number of hazards reached.\n", "    Warning: Maximum number of hazards reached.\n"},
+    {"racecheck", "", ""},
+    {"racecheck", RACE("Error", COPY) AND(MATRIX) AND(MATRIX) "=========\n" RACE("Warning", PREPARE) AND(VALUE) RACE("Error", NVJET) AND(NVJET), ""},
+    {"racecheck", RACE("Error", COPY) AND(MATRIX) AND(VALUE), "    copy16 -> bi_widen, 1 times\n"},
+    {"racecheck", RACE("Error", COPY) AND(COPY), "    copy16 -> copy16, 1 times\n"},
+    {"racecheck", RACE("Error", NVJET) AND(VALUE), "    nvjet_sm90_tst_128x8_64x12_4x1_v_bz_TNT -> bi_widen, 1 times\n"},
+    {"racecheck", RACE("Error", "Write access at copy16_more(int)+0x9 in a.cu:1") AND(MATRIX), "    copy16_more -> ldmatrix4, 1 times\n"},
+    {"racecheck", RACE("Error", COPY) "=========\n", "    copy16 -> ?, 1 times\n"},
+    {"racecheck", RACE("Error", "an access"), "    ? -> ?, 1 times\n"},
+    {"racecheck", RACE("Error", COPY) AND("Read access at void fp4_load(const multiplier &, unsigned int, fp4_stage &)+0x8 in a.cuh:73"), ""},
+    {"racecheck", "========= Warning: Maximum number of hazards reached.\n", "    Warning: Maximum number of hazards reached.\n"},
+    {"memcheck", "========= ERROR SUMMARY: 0 errors\n", ""},
+    {"memcheck", "========= Warning: Leaked memory is left out\n", "    Warning: Leaked memory is left out\n"},
 };
 
 START_TEST(races_are_judged) {
@@ -84,8 +87,8 @@ START_TEST(races_are_judged) {
     fclose(file);
     snprintf(command, sizeof command,
              "cd %s && printf '#!/bin/sh\ncat report\n' >compute-sanitizer && chmod +x compute-sanitizer && "
-             "PATH=.:$PATH SUITES=row CASES=attnres " CUDA "sanitize.sh " BUILD "/bitroll racecheck",
-             test_tmp_dir());
+             "PATH=.:$PATH SUITES=row CASES=attnres " CUDA "sanitize.sh " BUILD "/bitroll %s",
+             test_tmp_dir(), report[_i].tool);
     FILE *pipe = popen(command, "r");
     ck_assert_ptr_nonnull(pipe);
     said[fread(said, 1, sizeof said - 1, pipe)] = 0;

@@ -237,25 +237,49 @@ END_TEST
 
 /* The plan is one block up to 4,095 pairs, then a cluster of one a 2,048 pairs, at most eight; more experts than it has threads, and so
  * many that its shared memory takes the counts of fewer warps. */
-START_TEST(plans_of_every_size) {
-    static const struct {
-        int n_row, topk, n_expert, hot;
-    } plan[] = {{4095, 1, 16, 0}, {4096, 1, 16, 900}, {1365, 3, 16, 0},   {1024, 4, 16, 0},    {4097, 1, 1025, 0},  {4095, 4, 16, 0},
-                {4096, 4, 16, 0}, {4100, 4, 16, 0},   {1024, 4, 1024, 0}, {1024, 4, 1025, 0}, {1023, 4, 2000, 0}, {4096, 4, 2000, 0}};
+typedef struct plan_case {
+    int n_row, topk, n_expert, hot;
+} plan_case;
+
+static void check_plans(const plan_case *plan, size_t n) {
     const bi_limits limits = {.n_row = 4100, .d_in = 32, .d_out = 32, .rank = 16, .n_slot = 1, .n_expert = EXPERT_MAX, .n_expert_topk = 4,
                               .d_expert = 32, .d_expert_ff = 32, .d_model = 32};
     twin t;
     op_random random = {test_seed(), 5};
     twin_open(&t, &limits, 16 * MIB);
-    for (int i = 0; i < 12; i++)
+    for (size_t i = 0; i < n; i++)
         for (int fp4 = 0; fp4 < 2; fp4++) {
             experts_case c = {.n_row = plan[i].n_row, .d = 32, .d_ff = 32, .n_expert = plan[i].n_expert, .topk = plan[i].topk, .fp4 = fp4};
             c.hot = plan[i].hot;
             c.rank = 16;
-            c.n_slot = (i + fp4) % 2;
+            c.n_slot = (int)(i + (size_t)fp4) % 2;
             run_case(&t, &random, &c);
         }
     twin_close(&t);
+}
+#define CHECK_PLANS(plans) check_plans((plans), sizeof(plans) / sizeof *(plans))
+
+START_TEST(plans_of_one_block) {
+    static const plan_case plan[] = {{4095, 1, 16, 0}, {1365, 3, 16, 0}, {1023, 4, 2000, 0}};
+    CHECK_PLANS(plan);
+}
+END_TEST
+
+START_TEST(plans_of_two_blocks) {
+    static const plan_case plan[] = {{4096, 1, 16, 900}, {1024, 4, 16, 0}, {4097, 1, 1025, 0}, {1024, 4, 1024, 0}, {1024, 4, 1025, 0}};
+    CHECK_PLANS(plan);
+}
+END_TEST
+
+START_TEST(plans_of_large_clusters) {
+    static const plan_case plan[] = {{4095, 4, 16, 0}, {4096, 4, 16, 0}, {4100, 4, 16, 0}};
+    CHECK_PLANS(plan);
+}
+END_TEST
+
+START_TEST(plans_of_many_experts) {
+    static const plan_case plan[] = {{4096, 4, 2000, 0}};
+    CHECK_PLANS(plan);
 }
 END_TEST
 
@@ -343,7 +367,10 @@ Suite *cuda_experts_suite(void) {
     Suite *suite = suite_create("cuda_experts");
     CUDA_CASE(suite, shapes_and_kinds);
     CUDA_CASE(suite, every_width);
-    CUDA_CASE(suite, plans_of_every_size);
+    CUDA_CASE(suite, plans_of_one_block);
+    CUDA_CASE(suite, plans_of_two_blocks);
+    CUDA_CASE(suite, plans_of_large_clusters);
+    CUDA_CASE(suite, plans_of_many_experts);
     CUDA_CASE(suite, wild_adapters);
     CUDA_CASE(suite, real_widths);
     CUDA_CASE(suite, combine_rows);

@@ -6,6 +6,7 @@
 # (--launch-count, --kernel-name-exclude), that of 13.0 breaks off with an internal error. Exit 1 when one reports something.
 # SECONDS_EACH cuts one off that is slow under a tool [600], which counts as a report. JOBS at once [6]. SUITES [all of them].
 # CASES: those of racecheck, a pattern of names [all of them]. LOGS: a folder that keeps what the tools wrote.
+# NV_COMPUTE_SANITIZER_MAX_RACECHECK_HAZARDS, of the tool: the hazards of a process that racecheck looks at [10^9].
 set -euo pipefail
 
 die() {
@@ -38,6 +39,7 @@ softmax                               mix|mix_wide                          bi_a
 copy16|feed_rows                      ldmatrix[24]                          bi_experts_pipe.cuh, bi_experts_wide.cuh: `full`
 ldmatrix[24]                          copy16|feed_rows                      `empty`
 copy_block                            fp4_load                              bi_experts_wide.cuh: `full`, which counts the bytes of a bulk copy
+copy16                                fp4_load                              bi_experts_wide.cuh: `full` of the stage of an adapter, a turn before
 kda_rows8|kda_prepare                 kda_load_keys|kda_run_stage|bi_widen  bi_kda_prefill.cu: `full`; a column past the last reads beta for v
 kda_load_keys|kda_run_stage|bi_widen  kda_copy16|kda_rows8|kda_prepare      `empty`
 fused_join|fused_score                fused_value                           bi_attn_fused.cuh: `m_full`, `sum_full`
@@ -46,7 +48,7 @@ iwide_load                            iwide_keys|index_score_wide           bi_i
 PAIRS
 }
 
-# What a report says that nobody has judged: pairs that are not among them, and that something was left out.
+# What a tool says that nobody has judged: pairs that are not among them, and warnings, as that something was left out.
 unjudged() {
     known_pairs | awk '
         function place(line) { # the function of an access
@@ -91,7 +93,7 @@ one() { # TOOL SUITE [CASE]
 }
 export -f one known_pairs unjudged
 export runner logs BITROLL_GPU_RUNS=1
-# Beyond so many hazards racecheck leaves the rest out; a case of experts has more than the 10 million that it takes by itself.
+# A case of experts has more hazards than the 10 million behind which the tool by itself leaves out the rest.
 export NV_COMPUTE_SANITIZER_MAX_RACECHECK_HAZARDS=${NV_COMPUTE_SANITIZER_MAX_RACECHECK_HAZARDS:-1000000000}
 here=$(cd "$(dirname "$0")" && pwd)
 
