@@ -126,14 +126,18 @@ class Ends(unittest.TestCase):
         self.assertEqual(fails(KeyError("no such")), (2, "p: no such\n"))
         self.assertEqual(fails(FileNotFoundError(errno.ENOENT, "none", b"x")), (2, "p: x: none\n"))
 
-    def full(self, path, *arguments, is_part=False):
-        """The program stops at the file `path`, whose disk takes nothing."""
+    def full(self, path, *arguments, is_part=True):
+        """The program stops at the file `path`, whose disk takes nothing; what was there is left."""
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        place = path + ".part" if is_part else path
-        os.symlink("/dev/full", place)
+        os.symlink("/dev/full", path + ".part" if is_part else path)
+        if is_part:
+            written(path, b"the old one")
         with self.subTest(path), contextlib.redirect_stdout(io.StringIO()):
             status, lines = ended(*arguments)
             self.assertEqual((status, lines[-1]), (2, f"{arguments[0]}: {path}: {os.strerror(errno.ENOSPC)}"))
+            if is_part:
+                with open(path, "rb") as file:
+                    self.assertEqual(file.read(), b"the old one")
         shutil.rmtree(os.path.dirname(path))
 
     def test_a_disk_that_is_full(self):
@@ -141,18 +145,17 @@ class Ends(unittest.TestCase):
         model, out = rig.checkpoint("pico")[0], os.path.join(rig.PLACE, "full")
         config = rl_rig.config("full", steps=1, batch=dict(prompts=1, samples=2), heldout=dict(prompts=0))
         base = "train_base", "--preset", "pico", "--out", out, "--rows", "128", "--rank", "4", "--steps", "1"
-        for name, is_part in (("model.safetensors", True), ("config.json", False)):
-            self.full(os.path.join(out, name), "expand", "--model", model, "--out", out, is_part=is_part)
-        for name, is_part in (("run.yaml", False), ("metrics.csv", True), ("adapter_last_step/adapter_model.safetensors", True),
-                              ("adapter/adapter_config.json", False)):
-            self.full(os.path.join(out, name), "train", "--config", config, "--model", model, "--out", out, is_part=is_part)
+        for name in ("model.safetensors", "config.json"):
+            self.full(os.path.join(out, name), "expand", "--model", model, "--out", out)
+        for name in ("run.yaml", "metrics.csv", "adapter_last_step/adapter_model.safetensors", "adapter/adapter_config.json"):
+            self.full(os.path.join(out, name), "train", "--config", config, "--model", model, "--out", out)
             shutil.rmtree(out, ignore_errors=True)
         with unittest.mock.patch.object(train_base, "accuracy", lambda *_: (0.0, 0.0)):
             for name in ("log.csv", "recipe.json"):
-                self.full(os.path.join(out, name), *base)
+                self.full(os.path.join(out, name), *base, is_part=name == "recipe.json")
         parts = dict.fromkeys(("Run", "name_curves", "write_plots", "write_events"), unittest.mock.DEFAULT)
         with unittest.mock.patch.multiple(report, **parts, page=lambda *_: "page"):
-            self.full(os.path.join(out, "report.html"), "report", out, is_part=True)
+            self.full(os.path.join(out, "report.html"), "report", out)
         table = metrics.Table(os.path.join(rig.PLACE, "full.csv"))
         table.close()
         table.file = open("/dev/full", "a", encoding="ascii")  # noqa: SIM115 closed by close()

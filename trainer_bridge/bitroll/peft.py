@@ -73,8 +73,7 @@ def write(tensors, settings, folder):
     config = dict(peft_type="LORA", task_type="CAUSAL_LM", r=settings.rank, lora_alpha=settings.alpha, lora_dropout=0.0, bias="none",
                   use_rslora=bool(settings.rslora), target_modules=targets, base_model_name_or_path="", inference_mode=True)
     write_safetensors(os.path.join(folder, "adapter_model.safetensors"), sorted(tensors.items()))
-    path = os.path.join(folder, "adapter_config.json")
-    with program.named(path), open(path, "w", encoding="utf-8") as file:
+    with program.written(os.path.join(folder, "adapter_config.json"), encoding="utf-8") as file:
         json.dump(config, file, indent=2, sort_keys=True)
         file.write("\n")
 

@@ -31,6 +31,17 @@ def named(path):
         raise OSError(error.errno, error.strerror, path) from error
 
 
+@contextlib.contextmanager
+def written(path, mode="w", **how):
+    """A file to write, as open has it: it takes the place of the one at `path` when it is whole and on the disk, or never."""
+    with named(path):
+        with open(path + ".part", mode, **how) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(path + ".part", path)
+
+
 class Parser(argparse.ArgumentParser):
     def print_help(self, file=None):
         """argparse's own says nothing where it could not be written."""

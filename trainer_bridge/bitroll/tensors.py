@@ -104,10 +104,7 @@ def write_safetensors(path, tensors):
         at += n
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with program.named(path), open(path + ".part", "wb") as file:
+    with program.written(path, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for _, tensor in tensors:
             file.write(tensor.detach().contiguous().cpu().view(torch.uint8).numpy().tobytes())
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(path + ".part", path)

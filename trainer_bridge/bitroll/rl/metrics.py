@@ -75,11 +75,10 @@ class Table:
         kept = read(path)[:n_step] if n_step else []
         if [r.get("step") for r in kept] != [str(i) for i in range(n_step)]:
             raise ValueError(f"{path}: expected rows of steps 0 to {n_step - 1}, found {len(kept)} rows")
-        with program.named(path), open(path + ".part", "w", encoding="ascii", newline="") as file:
+        with program.written(path, encoding="ascii", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             writer.writeheader()
             writer.writerows(kept)
-        os.replace(path + ".part", path)
         self.path = path
         self.file = open(path, "a", encoding="ascii", newline="")  # noqa: SIM115 closed by close()
 

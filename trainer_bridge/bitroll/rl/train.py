@@ -81,7 +81,7 @@ class Run:
             self.grpo = Grpo(self.engine, self.policy, self.arm, task_of(settings, self.policy), settings, args.resume)
             self.ledger = opened.enter_context(self.open_ledger(library))
             self.table = opened.enter_context(contextlib.closing(metrics.Table(self.path(resume.TABLE), self.n_step)))
-            with program.named(self.path(resume.ECHO)), open(self.path(resume.ECHO), "w", encoding="utf-8") as file:
+            with program.written(self.path(resume.ECHO), encoding="utf-8") as file:
                 file.write(settings.echo)
             self.close = opened.pop_all().close
 

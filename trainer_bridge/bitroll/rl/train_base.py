@@ -144,8 +144,7 @@ class Run:
         recipe = dict(preset=o.preset, seed=o.seed, weights_digest=base_model.bitroll("digest", part)["weights_digest"],
                       training=dict(noise=o.noise, clean=o.clean, steps=o.steps, step=step, rows=o.rows, rank=o.rank, lr=o.lr, backend=o.backend))
         write_safetensors(os.path.join(self.out, "overlay.safetensors"), sorted(tensors.items()))
-        path = os.path.join(self.out, "recipe.json")
-        with program.named(path), open(path, "w", encoding="utf-8") as file:
+        with program.written(os.path.join(self.out, "recipe.json"), encoding="utf-8") as file:
             json.dump(recipe, file, indent=2)
             file.write("\n")
         model = os.path.join(self.out, "model")
