@@ -105,14 +105,13 @@ static br_status pass(bench *b, const bench_row *row) {
 }
 
 static br_status record(bench *b, const bench_row *row, step *s) {
-    br_status status = BR_OK, end;
+    br_status status = BR_OK;
     if (row->is_plain || br_device_is_host(b->device))
         return BR_OK;
     BR_TRY(br_graph_begin(b->device));
     for (int32_t i = 0; status == BR_OK && i < s->n_pass; i++)
         status = pass(b, row);
-    end = br_graph_end(b->device, &s->graph);
-    return status != BR_OK ? status : end;
+    return status == BR_OK ? br_graph_end(b->device, &s->graph) : br_graph_break(b->device, status);
 }
 
 static br_status play(bench *b, const bench_row *row, const step *s) {

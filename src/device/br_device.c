@@ -2,6 +2,7 @@
 #include "br_mem.h"
 #include "device_parts.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static br_device *root_of(br_device *device) {
@@ -165,6 +166,15 @@ br_status br_graph_begin(br_device *device) {
 
 br_status br_graph_end(br_device *device, br_graph **out) {
     return device->op->graph_end(device, out);
+}
+
+br_status br_graph_break(br_device *device, br_status status) {
+    char sentence[BR_SENTENCE_BYTES];
+    br_graph *part = NULL;
+    snprintf(sentence, sizeof sentence, "%s", br_last_error());
+    (void)br_graph_end(device, &part);
+    br_graph_free(part);
+    return br_fail(status, "%s", sentence);
 }
 
 br_status br_graph_run(br_device *device, br_graph *graph) {

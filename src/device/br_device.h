@@ -70,6 +70,9 @@ static inline void *br_mirror_at(const br_mirror *mirror, const void *host) {
  * step itself. */
 br_status br_graph_begin(br_device *device);
 br_status br_graph_end(br_device *device, br_graph **out);
+/* Ends a recording in which a call failed with `status`. Returns `status`, with that call's sentence: ending such a recording may fail as well,
+ * and says less. */
+br_status br_graph_break(br_device *device, br_status status);
 br_status br_graph_run(br_device *device, br_graph *graph);
 void br_graph_free(br_graph *graph); /* NULL is a no-op */
 

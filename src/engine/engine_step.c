@@ -5,7 +5,6 @@
 
 #include "sampling.h"
 
-#include <stdio.h>
 #include <string.h>
 
 static br_status copy_blocks(br_engine *e, unsigned char *base, size_t bytes, const sched_copy *copy, int32_t n) {
@@ -103,16 +102,11 @@ static engine_graph *graph_of(br_engine *e, const bi_batch *batch) {
     return NULL;
 }
 
-/* A recording in which a call failed cannot be ended properly either, and says less: the call's own sentence is told. */
 static br_status record(br_engine *e, const br_step *step, br_graph **graph) {
-    char sentence[BR_SENTENCE_BYTES];
-    BR_TRY(br_graph_begin(e->loaded.device));
+    br_device *device = e->loaded.device;
+    BR_TRY(br_graph_begin(device));
     const br_status status = run_ops(e, step);
-    if (status == BR_OK)
-        return br_graph_end(e->loaded.device, graph);
-    snprintf(sentence, sizeof sentence, "%s", br_last_error());
-    (void)br_graph_end(e->loaded.device, graph);
-    return br_fail(status, "%s", sentence);
+    return status == BR_OK ? br_graph_end(device, graph) : br_graph_break(device, status);
 }
 
 static br_status run_recorded(br_engine *e, const br_step *step) {

@@ -13,8 +13,9 @@ import unittest.mock
 import rig
 import rl_rig
 import torch
-from bitroll import program, tensors
-from bitroll.rl import base_model, expand, failures, policy, report, train, train_base
+from torch.distributed.checkpoint.api import CheckpointException
+from bitroll import abi, program, tensors
+from bitroll.rl import bars, base_model, expand, failures, metrics, policy, report, resume, train, train_base
 
 os.environ["BITROLL"] = rig.BITROLL
 PROGRAMS = {"base_model": base_model, "expand": expand, "report": report, "train": train, "train_base": train_base}
@@ -125,6 +126,44 @@ class Ends(unittest.TestCase):
         self.assertEqual(fails(KeyError("no such")), (2, "p: no such\n"))
         self.assertEqual(fails(FileNotFoundError(errno.ENOENT, "none", b"x")), (2, "p: x: none\n"))
 
+    def full(self, path, *arguments, is_part=True):
+        """The program stops at the file `path`, whose disk takes nothing; what was there is left."""
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.symlink("/dev/full", path + ".part" if is_part else path)
+        if is_part:
+            written(path, b"the old one")
+        with self.subTest(path), contextlib.redirect_stdout(io.StringIO()):
+            status, lines = ended(*arguments)
+            self.assertEqual((status, lines[-1]), (2, f"{arguments[0]}: {path}: {os.strerror(errno.ENOSPC)}"))
+            if is_part:
+                with open(path, "rb") as file:
+                    self.assertEqual(file.read(), b"the old one")
+        shutil.rmtree(os.path.dirname(path))
+
+    def test_a_disk_that_is_full(self):
+        """The sentence did not say what could not be written: open names a file, but write, flush and close do not."""
+        model, out = rig.checkpoint("pico")[0], os.path.join(rig.PLACE, "full")
+        config = rl_rig.config("full", steps=1, batch=dict(prompts=1, samples=2), heldout=dict(prompts=0))
+        base = "train_base", "--preset", "pico", "--out", out, "--rows", "128", "--rank", "4", "--steps", "1"
+        for name in ("model.safetensors", "config.json"):
+            self.full(os.path.join(out, name), "expand", "--model", model, "--out", out)
+        for name in ("run.yaml", "metrics.csv", "adapter_last_step/adapter_model.safetensors", "adapter/adapter_config.json"):
+            self.full(os.path.join(out, name), "train", "--config", config, "--model", model, "--out", out)
+            shutil.rmtree(out, ignore_errors=True)
+        with unittest.mock.patch.object(train_base, "accuracy", lambda *_: (0.0, 0.0)):
+            for name in ("log.csv", "recipe.json"):
+                self.full(os.path.join(out, name), *base, is_part=name == "recipe.json")
+        parts = dict.fromkeys(("Run", "name_curves", "write_plots", "write_events"), unittest.mock.DEFAULT)
+        with unittest.mock.patch.multiple(report, **parts, page=lambda *_: "page"):
+            self.full(os.path.join(out, "report.html"), "report", out)
+        table = metrics.Table(os.path.join(rig.PLACE, "full.csv"))
+        table.close()
+        table.file = open("/dev/full", "a", encoding="ascii")  # noqa: SIM115 closed by close()
+        for work in (lambda: table.append(dict.fromkeys(metrics.COLUMNS)), table.close):
+            with self.assertRaises(OSError) as found:
+                work()
+            self.assertEqual((found.exception.errno, found.exception.filename), (errno.ENOSPC, table.path))
+
 
 def too_much(*_, **__):
     return torch.empty(1 << 60)
@@ -133,6 +172,7 @@ def too_much(*_, **__):
 MUCH = f"DefaultCPUAllocator: can't allocate memory: you tried to allocate {4 << 60} bytes; Error code 12 (Cannot allocate memory)"
 FULL = ("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which 1.25 GiB is free. Including non-PyTorch "
         "memory, this process has 77.80 GiB memory in use. If reserved but unallocated memory is large try something.")
+SAID = "CUDA out of memory; Tried to allocate 2.00 GiB; GPU 0 has a total capacity of 79.10 GiB of which 1.25 GiB is free"  # of FULL
 ILLEGAL = "CUDA error: an illegal memory access was encountered\nSearch for it in a book.\nFor debugging consider passing an option.\n"
 
 
@@ -144,13 +184,26 @@ class Devices(unittest.TestCase):
         arguments = ("--config", config, "--model", rig.checkpoint("pico")[0], "--out", out)
         less = ("memory goes by micro_tokens ([300, 1100]), batch.max_tok (256), lora.r (32), engine.max_seqs (64) and engine.chunk_tokens (256): "
                 "expected a smaller one")
-        for owner, name, where in ((train, "Policy", "the start"), (policy.Policy, "bits", "step 0, certify"),
+        checkpoint = os.path.join(out, "checkpoint")
+        for owner, name, where in ((train, "Policy", "the start"), (resume, "masters", f"{checkpoint}: cannot be written"),
+                                   (bars, "moved", "the bars"), (policy.Policy, "bits", "step 0, certify"),
                                    (policy.Policy, "accumulate", "step 0, update"), (policy.Policy, "norms", "step 0")):
             with self.subTest(name), unittest.mock.patch.object(owner, name, too_much):
                 status, lines = ended("train", *arguments)
                 self.assertEqual((status, lines[-1]), (2, f"train: {where}: {MUCH}: {less}"))
                 self.assertNotIn("Traceback", "".join(lines))
             shutil.rmtree(out, ignore_errors=True)
+
+    def test_a_checkpoint_is_not_blamed(self):
+        """Of a GPU that failed in there the sentence was the last line of torch's advice, and said that the checkpoint cannot be read."""
+        for error, why, is_memory in ((torch.AcceleratorError(ILLEGAL), ILLEGAL.splitlines()[0], False),
+                                      (MemoryError(), "Python is out of memory", True),
+                                      (CheckpointException("load", {0: (torch.OutOfMemoryError(FULL), None)}), SAID, True)):
+            with self.subTest(why), self.assertRaises(failures.DeviceFailed) as found, resume.told("outside"), resume.told("inside"):
+                raise error
+            self.assertEqual((str(found.exception), found.exception.is_memory), (f"inside: {why}", is_memory))
+        with self.assertRaisesRegex(resume.Failed, "inside: torn"), resume.told("outside"), resume.told("inside"):
+            raise RuntimeError("torn")
 
     def test_too_little_memory_in_a_training_of_a_base(self):
         out = os.path.join(rig.PLACE, "much_base")
@@ -163,14 +216,31 @@ class Devices(unittest.TestCase):
 
     def test_what_a_gpu_says(self):
         for error, said in (
-                (torch.OutOfMemoryError(FULL), "CUDA out of memory; Tried to allocate 2.00 GiB; GPU 0 has a total capacity of 79.10 GiB of which 1.25 "
-                                               "GiB is free: less: expected a smaller one"),
+                (torch.OutOfMemoryError(FULL), SAID + ": less: expected a smaller one"),
+                (torch.OutOfMemoryError(), "OutOfMemoryError: less: expected a smaller one"), (torch.AcceleratorError("\n"), "AcceleratorError"),
                 (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
                  "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`: less: expected a smaller one"),
                 (torch.AcceleratorError(ILLEGAL), ILLEGAL.splitlines()[0]), (RuntimeError(ILLEGAL), ILLEGAL.splitlines()[0])):
             with self.subTest(said), self.assertRaises(failures.DeviceFailed) as found, failures.told("outside"), failures.told("inside"):
                 raise error
             self.assertEqual(found.exception.sentence("less"), f"inside: {said}")
+
+    def test_what_the_engine_and_python_say(self):
+        """An engine's sentence did not say at which step, nor what needs less memory; Python's own errors kept their traceback."""
+        known = abi.CONSTANTS
+        for error, said in (
+                (abi.Error(known["BR_E_NOMEM"], "pages: 9 bytes wanted"), "pages: 9 bytes wanted: less: expected a smaller one"),
+                (abi.Error(known["BR_E_DEVICE"], "the GPU failed at waiting"), "the GPU failed at waiting"),
+                (MemoryError(), "Python is out of memory: less: expected a smaller one"),
+                (MemoryError("an array"), "an array: less: expected a smaller one"),
+                (OSError(errno.ENOMEM, "No memory", "a.part"), "a.part: No memory: less: expected a smaller one")):
+            with self.subTest(said), self.assertRaises(failures.DeviceFailed) as found, failures.told("outside"), failures.told("inside"):
+                raise error
+            self.assertEqual(found.exception.sentence("less"), f"inside: {said}")
+        for error in (abi.Error(known["BR_E_IO"], "CUDA error: of a name"), OSError(errno.ENOSPC, "full"), KeyboardInterrupt(), SystemExit(3)):
+            with self.assertRaises(type(error)) as found, failures.told("step 0"):
+                raise error
+            self.assertIs(found.exception, error)
 
     def test_a_fault_of_a_program_stays_what_it_is(self):
         for work in (lambda: torch.ones(2, 3) @ torch.ones(2, 3), lambda: torch.ones(2).view(3), lambda: torch.ones(2)[5], lambda: torch.none,
@@ -199,6 +269,9 @@ print("after", file=sys.stderr)
 say(KNOWN)
 LOG.warning("GPTModel IS DEPRECATED. Truly")
 LOG.warning("GPTModel is late")
+logging.raiseExceptions = False
+LOG.warning("GPTModel of %d layers", "x")
+LOG.handle(logging.makeLogRecord(dict(name="elsewhere", msg="GPTModel of another", levelno=30)))
 logging.getLogger("elsewhere").warning("GPTModel IS DEPRECATED. Truly")
 """
 
@@ -220,7 +293,8 @@ class Quiet(unittest.TestCase):
 
     def test_what_is_not_known_is_heard(self):
         elsewhere, known = (f"file:1: UserWarning: {text}" for text in ("Apex is there", "Apex is not installed. Falling back to Torch Norm"))
-        self.assertEqual(self.python("-c", WARNS), [elsewhere, known, "after", known, "GPTModel is late", "GPTModel IS DEPRECATED. Truly"])
+        self.assertEqual(self.python("-c", WARNS), [elsewhere, known, "after", known, "GPTModel is late", "GPTModel of another",
+                                                    "GPTModel IS DEPRECATED. Truly"])
 
 
 if __name__ == "__main__":

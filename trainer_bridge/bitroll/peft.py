@@ -4,7 +4,7 @@ import os
 
 import torch
 
-from . import refusals
+from . import program, refusals
 from .lora import AbsorbedLinear, ExpertLinear, FusedLinear, LoraLinear
 from .names import PEFT_PREFIX, checkpoint_module, low_ranks
 from .tensors import read_safetensors, write_safetensors
@@ -73,7 +73,7 @@ def write(tensors, settings, folder):
     config = dict(peft_type="LORA", task_type="CAUSAL_LM", r=settings.rank, lora_alpha=settings.alpha, lora_dropout=0.0, bias="none",
                   use_rslora=bool(settings.rslora), target_modules=targets, base_model_name_or_path="", inference_mode=True)
     write_safetensors(os.path.join(folder, "adapter_model.safetensors"), sorted(tensors.items()))
-    with open(os.path.join(folder, "adapter_config.json"), "w", encoding="utf-8") as file:
+    with program.written(os.path.join(folder, "adapter_config.json"), encoding="utf-8") as file:
         json.dump(config, file, indent=2, sort_keys=True)
         file.write("\n")
 

@@ -1,5 +1,6 @@
 """How a program of this package ends: what went wrong is one sentence on stderr, and an exit status."""
 import argparse
+import contextlib
 import errno
 import os
 import stat
@@ -17,6 +18,28 @@ def say(text, end="\n"):
         print(text, end=end, flush=True)
     except OSError as error:
         raise OSError(error.errno, error.strerror, STDOUT) from None
+
+
+@contextlib.contextmanager
+def named(path):
+    """Around what is done with a file: a write, a flush and a close on a full disk say why they failed, and not where."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, path) from error
+
+
+@contextlib.contextmanager
+def written(path, mode="w", **how):
+    """A file to write, as open has it: it takes the place of the one at `path` when it is whole and on the disk, or never."""
+    with named(path):
+        with open(path + ".part", mode, **how) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(path + ".part", path)
 
 
 class Parser(argparse.ArgumentParser):

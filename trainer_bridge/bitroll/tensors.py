@@ -7,6 +7,7 @@ import os
 
 import torch
 
+from . import program
 from .names import MODEL_PREFIX
 
 DTYPE = {"BF16": torch.bfloat16, "F32": torch.float32, "U8": torch.uint8}
@@ -78,7 +79,7 @@ def _entry(path, name, entry, n_data):
 
 def read_safetensors(path):
     """{name: tensor} over the mapped file."""
-    with open(path, "rb") as file:
+    with program.named(path), open(path, "rb") as file:
         n_file = os.fstat(file.fileno()).st_size
         n_header = int.from_bytes(file.read(8), "little")
         if n_file < 8 or n_header > n_file - 8:
@@ -103,10 +104,7 @@ def write_safetensors(path, tensors):
         at += n
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with open(path + ".part", "wb") as file:
+    with program.written(path, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for _, tensor in tensors:
             file.write(tensor.detach().contiguous().cpu().view(torch.uint8).numpy().tobytes())
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(path + ".part", path)

@@ -41,7 +41,7 @@ def expand(model_dir, out):
     checkpoint = Checkpoint(model_dir)
     os.makedirs(out, exist_ok=True)
     write_safetensors(os.path.join(out, "model.safetensors"), list(tensors_of(checkpoint)))
-    with open(os.path.join(out, "config.json"), "w", encoding="utf-8") as file:
+    with program.written(os.path.join(out, "config.json"), encoding="utf-8") as file:
         json.dump(config, file, indent=2)
         file.write("\n")
 

@@ -6,6 +6,7 @@ import resource
 
 import torch
 
+from .. import program
 from .objective import zero_spread
 
 STATISTICS = ("max_abs_d", "rollout_probs_diff_max", "rollout_probs_diff_mean", "rollout_probs_diff_std", "ratio_min", "ratio_max", "clip_share")
@@ -74,18 +75,19 @@ class Table:
         kept = read(path)[:n_step] if n_step else []
         if [r.get("step") for r in kept] != [str(i) for i in range(n_step)]:
             raise ValueError(f"{path}: expected rows of steps 0 to {n_step - 1}, found {len(kept)} rows")
-        with open(path + ".part", "w", encoding="ascii", newline="") as file:
+        with program.written(path, encoding="ascii", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             writer.writeheader()
             writer.writerows(kept)
-        os.replace(path + ".part", path)
         self.path = path
         self.file = open(path, "a", encoding="ascii", newline="")  # noqa: SIM115 closed by close()
 
     def append(self, row):
-        csv.DictWriter(self.file, COLUMNS, lineterminator="\n").writerow({c: text_of(row[c]) for c in COLUMNS})
-        self.file.flush()
-        os.fsync(self.file.fileno())
+        with program.named(self.path):
+            csv.DictWriter(self.file, COLUMNS, lineterminator="\n").writerow({c: text_of(row[c]) for c in COLUMNS})
+            self.file.flush()
+            os.fsync(self.file.fileno())
 
     def close(self):
-        self.file.close()
+        with program.named(self.path):
+            self.file.close()

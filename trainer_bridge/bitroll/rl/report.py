@@ -291,9 +291,8 @@ def report(folders, out):
         events = os.path.join(out, "tensorboard")
         write_events(run, events if len(runs) == 1 else os.path.join(events, f"{i}-{os.path.basename(run.folder)}"))
     path = os.path.join(out, "report.html")
-    with open(path + ".part", "w", encoding="utf-8") as file:
+    with program.written(path, encoding="utf-8") as file:
         file.write(page(runs, plots))
-    os.replace(path + ".part", path)
     return path
 
 

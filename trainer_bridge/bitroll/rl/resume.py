@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from .. import quiet
 from ..ledger import n_step_of
-from . import lock
+from . import failures, lock
 
 with quiet.known():
     from megatron.core import dist_checkpointing
@@ -58,12 +58,16 @@ class Failed(ValueError):
 
 @contextlib.contextmanager
 def told(what):
-    """A full disk and a damaged file show as any exception of what writes or reads there, one of which is no Exception."""
+    """A full disk and a damaged file show as any exception of what writes or reads there, one of which is no Exception. Too little memory and a GPU
+    that fails are no fault of the folder."""
     try:
         yield
-    except Failed:
+    except (Failed, failures.DeviceFailed):
         raise
     except (Exception, CheckpointException) as error:
+        cause = failures.cause_of(error)
+        if cause:
+            raise failures.DeviceFailed(what, *cause) from error
         why = (str(error).strip() or type(error).__name__).splitlines()[-1]
         raise Failed(f"{what}: {why}") from error
 

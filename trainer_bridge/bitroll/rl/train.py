@@ -81,7 +81,7 @@ class Run:
             self.grpo = Grpo(self.engine, self.policy, self.arm, task_of(settings, self.policy), settings, args.resume)
             self.ledger = opened.enter_context(self.open_ledger(library))
             self.table = opened.enter_context(contextlib.closing(metrics.Table(self.path(resume.TABLE), self.n_step)))
-            with open(self.path(resume.ECHO), "w", encoding="utf-8") as file:
+            with program.written(self.path(resume.ECHO), encoding="utf-8") as file:
                 file.write(settings.echo)
             self.close = opened.pop_all().close
 
@@ -159,7 +159,9 @@ class Run:
 
     def bars(self):
         """Prints what the run must show; whether it does."""
-        found = bars.lines(metrics.read(self.path(resume.TABLE)), *bars.moved(self.policy.model), self.settings.sampling)
+        with failures.told("the bars"):
+            moved = bars.moved(self.policy.model)
+        found = bars.lines(metrics.read(self.path(resume.TABLE)), *moved, self.settings.sampling)
         for bar in found:
             program.say(bars.line(*bar))
         return bars.met(found)

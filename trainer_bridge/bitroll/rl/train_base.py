@@ -144,7 +144,7 @@ class Run:
         recipe = dict(preset=o.preset, seed=o.seed, weights_digest=base_model.bitroll("digest", part)["weights_digest"],
                       training=dict(noise=o.noise, clean=o.clean, steps=o.steps, step=step, rows=o.rows, rank=o.rank, lr=o.lr, backend=o.backend))
         write_safetensors(os.path.join(self.out, "overlay.safetensors"), sorted(tensors.items()))
-        with open(os.path.join(self.out, "recipe.json"), "w", encoding="utf-8") as file:
+        with program.written(os.path.join(self.out, "recipe.json"), encoding="utf-8") as file:
             json.dump(recipe, file, indent=2)
             file.write("\n")
         model = os.path.join(self.out, "model")
@@ -154,7 +154,8 @@ class Run:
 
     def train(self):
         o, started = self.options, time.monotonic()
-        with open(os.path.join(self.out, "log.csv"), "w", encoding="ascii", newline="") as file:
+        path = os.path.join(self.out, "log.csv")
+        with program.named(path), open(path, "w", encoding="ascii", newline="") as file:
             log = csv.writer(file)
             log.writerow(COLUMNS)
             losses = []
