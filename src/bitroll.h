@@ -309,7 +309,7 @@ typedef struct br_report {
     double seconds;        /* of the run itself, loading excluded */
     double forward_seconds; /* score: of these, from a pack's tokens to its log-probs on the host; files are not in it */
     int32_t peak_seqs;      /* generate: the most sequences that one step held */
-    br_digest weights_digest, contract_digest, logprob_digest;
+    br_digest weights_digest, contract_digest, logprob_digest; /* 0: the job has none */
     int32_t n_adapter;
     const char **adapter_name;
     br_digest *adapter_digest;

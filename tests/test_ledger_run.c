@@ -135,7 +135,7 @@ START_TEST(differing_digests_of_the_two_sides_are_told) {
     SAYS(report.text, "step 10: adapter digests differ: rollout 000000000000004d0000000000000000, trainer 000000000000004e0000000000000000\n");
     SAYS(report.text, "step 10: 1 sequences were sampled under more than one weight version: not certified\n");
     ck_assert_str_eq(br_last_error(), "run: base digests differ: rollout 00000000000000060000000000000005, trainer 00000000000000060000000000000009 "
-                     "(3 differences in all)");
+                     "(3 findings in all)");
     br_report_free(&report);
 }
 END_TEST
@@ -156,7 +156,7 @@ START_TEST(steps_of_other_adapters_are_counted) {
         }
         CHECK_OK(br_ledger_close(ledger));
         CHECK_FAILS(fake_ledger_verify(path, &report), BR_E_MISMATCH);
-        snprintf(line, sizeof line, "(%d difference%s in all)", n_bad, n_bad == 1 ? "" : "s");
+        snprintf(line, sizeof line, "(%d finding%s in all)", n_bad, n_bad == 1 ? "" : "s");
         SAYS(br_last_error(), line);
         ck_assert_msg(strncmp(br_last_error(), "step 11: adapter digests differ: rollout ", 41) == 0, "%s", br_last_error());
         br_report_free(&report);

@@ -25,7 +25,7 @@ const char *tb_code_name(uint32_t code) {
 }
 
 tb_code tb_fail(tb_code code, const char *format, ...) {
-    char text[1024];
+    char text[4 * BR_SENTENCE_BYTES]; /* br_fail shortens it in the middle */
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);

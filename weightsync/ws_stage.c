@@ -68,12 +68,12 @@ static br_status flush(ws_stage *s) {
 
 /* A refusal of what comes in: the version is dropped. */
 static br_status drop(ws_stage *s, br_status status) {
-    char sentence[BR_SENTENCE_BYTES];
     if (status == BR_OK)
         return BR_OK;
-    snprintf(sentence, sizeof sentence, "%s", br_last_error());
+    const br_failure failure = br_failure_keep(status);
     flush(s); /* a failure of its own will show again */
-    br_fail(status, "adapter '%s', version %lld: %s", s->name, (long long)s->version, sentence);
+    br_fail_again(&failure);
+    br_fail_context(status, "adapter '%s', version %lld", s->name, (long long)s->version);
     to_idle(s);
     return status;
 }

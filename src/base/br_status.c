@@ -48,6 +48,17 @@ br_status br_fail_context(br_status status, const char *format, ...) {
     return status;
 }
 
+br_failure br_failure_keep(br_status status) {
+    br_failure failure = {.status = status};
+    memcpy(failure.sentence, sentence, sizeof sentence);
+    return failure;
+}
+
+br_status br_fail_again(const br_failure *failure) {
+    memcpy(sentence, failure->sentence, sizeof sentence);
+    return failure->status;
+}
+
 const char *br_last_error(void) {
     return sentence;
 }

@@ -8,14 +8,23 @@
 
 #include "bitroll.h"
 
-/* A copy of br_last_error, for who goes on to calls that may fail too and then says the first failure's again: br_fail(status, "%s", copy). */
 enum { BR_SENTENCE_BYTES = 1024 };
+
+/* A failure and its sentence, for who goes on to calls that may fail too and then tells the first one. */
+typedef struct br_failure {
+    br_status status;
+    char sentence[BR_SENTENCE_BYTES];
+} br_failure;
 
 /* Records the sentence for this thread and returns `status`, so that a failing line reads `return br_fail(BR_E_IO, ...)`. */
 br_status br_fail(br_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Puts "what: " before the sentence of the last error of this thread, when a caller knows the file or request concerned. */
 br_status br_fail_context(br_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* The last failure of this thread, which was `status`; and that of `failure` as the last one again, which returns its status. */
+br_failure br_failure_keep(br_status status);
+br_status br_fail_again(const br_failure *failure);
 
 _Noreturn void br_assert_failed(const char *expression, const char *file, int line);
 

@@ -183,13 +183,12 @@ static br_status ask(adapter_image *m) {
 /* Waits where a call was refused as well: what was queued before it would write `torn` behind the back of the next look, which then began
  * with what this one saw. */
 static br_status look(adapter_image *m) {
-    char sentence[BR_SENTENCE_BYTES];
     const br_status status = ask(m);
     if (status == BR_OK)
         return br_device_wait(m->loaded->device);
-    snprintf(sentence, sizeof sentence, "%s", br_last_error());
+    const br_failure failure = br_failure_keep(status);
     (void)br_device_wait(m->loaded->device);
-    return br_fail(status, "%s", sentence);
+    return br_fail_again(&failure);
 }
 
 /* Of one matrix; its copies have to agree. One for which nothing was reserved has no values. */

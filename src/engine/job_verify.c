@@ -128,20 +128,22 @@ static br_status check_adapter(const verify *v, const rollout_seq *seq) {
     return br_fail(BR_E_MISMATCH, "%s#%u: made with another adapter '%s' than the one given", seq->uid, seq->sample, seq->adapter);
 }
 
-/* Of every finished sequence, not only of those that are drawn. The first is named, all are counted. */
+/* Of every finished sequence, not only of those that are drawn. The first is named, all of its kind are counted; where an adapter is absent
+ * nothing can be said of the file, so that comes before one that is another. */
 static br_status check_adapters(const verify *v) {
-    br_status first = BR_OK;
-    char sentence[BR_SENTENCE_BYTES] = "";
-    int64_t n_wrong = 0;
+    br_failure first[2] = {{BR_OK, ""}, {BR_OK, ""}}; /* absent, another */
+    int64_t n[2] = {0, 0};
     for (int64_t i = 0; i < v->input.n_seq; i++) {
         const rollout_seq *seq = &v->input.seq[i];
         const br_status status = seq->status ? BR_OK : check_adapter(v, seq);
-        if (status != BR_OK && n_wrong++ == 0) {
-            first = status;
-            snprintf(sentence, sizeof sentence, "%s", br_last_error());
-        }
+        const int kind = status == BR_E_MISMATCH;
+        if (status != BR_OK && n[kind]++ == 0)
+            first[kind] = br_failure_keep(status);
     }
-    return n_wrong ? br_fail(first, "%s (%lld sequence%s in all)", sentence, (long long)n_wrong, n_wrong == 1 ? "" : "s") : BR_OK;
+    const int kind = n[0] == 0;
+    if (n[kind] == 0)
+        return BR_OK;
+    return br_fail(first[kind].status, "%s (%lld sequence%s in all)", first[kind].sentence, (long long)n[kind], n[kind] == 1 ? "" : "s");
 }
 
 static br_status open_model(verify *v) {

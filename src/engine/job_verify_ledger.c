@@ -77,7 +77,7 @@ static void take_root(audit *a) {
 
 /* ---- words ------------------------------------------------------------------------------------------------------------------ */
 
-/* A line about a step whose two sides are not equal. The first is the sentence of the verdict, which counts them all. */
+/* A finding: a line about a step whose two sides are not equal. The first is the sentence of the verdict, which counts them all. */
 #define BAD_LINE(a, ...)                                           \
     do {                                                           \
         if ((a)->n_line == 0)                                      \
@@ -191,7 +191,7 @@ exit:
 static br_status sides(const audit *a) {
     if (a->n_line == 0)
         return BR_OK;
-    return br_fail(BR_E_MISMATCH, "%s (%lld difference%s in all)", a->first, (long long)a->n_line, a->n_line == 1 ? "" : "s");
+    return br_fail(BR_E_MISMATCH, "%s (%lld finding%s in all)", a->first, (long long)a->n_line, a->n_line == 1 ? "" : "s");
 }
 
 br_status job_verify_ledger(const br_verify_options *options, const br_watch *watch, br_report *report) {
