@@ -54,6 +54,7 @@ END_TEST
 
 #define RACE(level, access) "========= " level ": Race reported between " access "\n"
 #define AND(access) "=========     and " access " [8 hazards]\n"
+#define SUM(n) "========= RACECHECK SUMMARY: " n " hazards displayed (" n " errors, 0 warnings)\n"
 #define COPY "Write access at copy16(unsigned int, const void *, bool)+0x10 in bi_experts_pipe.cuh:70"
 #define MATRIX "Read access at ldmatrix4(unsigned int, unsigned int (&)[4])+0x20 in bi_experts_product.cuh:30"
 #define PREPARE "Write access at void kda_prepare<kda_tile<(int)6>>(const kda_launch &)::[lambda(bi_seg)]::operator ()(bi_seg) const+0x10 in a.cu:3"
@@ -64,18 +65,24 @@ END_TEST
 static const struct {
     const char *tool, *report, *sentence;
 } report[] = {
-    {"racecheck", "", ""},
-    {"racecheck", RACE("Error", COPY) AND(MATRIX) AND(MATRIX) "=========\n" RACE("Warning", PREPARE) AND(VALUE) RACE("Error", NVJET) AND(NVJET), ""},
-    {"racecheck", RACE("Error", COPY) AND(MATRIX) AND(VALUE), "    copy16 -> bi_widen, 1 times\n"},
-    {"racecheck", RACE("Error", COPY) AND(COPY), "    copy16 -> copy16, 1 times\n"},
-    {"racecheck", RACE("Error", NVJET) AND(VALUE), "    nvjet_sm90_tst_128x8_64x12_4x1_v_bz_TNT -> bi_widen, 1 times\n"},
-    {"racecheck", RACE("Error", "Write access at copy16_more(int)+0x9 in a.cu:1") AND(MATRIX), "    copy16_more -> ldmatrix4, 1 times\n"},
-    {"racecheck", RACE("Error", COPY) "=========\n", "    copy16 -> ?, 1 times\n"},
-    {"racecheck", RACE("Error", "an access"), "    ? -> ?, 1 times\n"},
-    {"racecheck", RACE("Error", COPY) AND("Read access at void fp4_load(const multiplier &, unsigned int, fp4_stage &)+0x8 in a.cuh:73"), ""},
-    {"racecheck", "========= Warning: Maximum number of hazards reached.\n", "    Warning: Maximum number of hazards reached.\n"},
+    {"racecheck", SUM("0"), ""},
+    {"racecheck", RACE("Error", COPY) AND(MATRIX) AND(MATRIX) "=========\n" RACE("Warning", PREPARE) AND(VALUE) RACE("Error", NVJET) AND(NVJET)
+     "=========     Host Frame: main [0x1]\n========= \n" SUM("3"), ""},
+    {"racecheck", RACE("Error", COPY) AND(MATRIX) AND(VALUE) SUM("1"), "    copy16 -> bi_widen, 1 times\n"},
+    {"racecheck", RACE("Error", COPY) AND(COPY) SUM("1"), "    copy16 -> copy16, 1 times\n"},
+    {"racecheck", RACE("Error", NVJET) AND(VALUE) SUM("1"), "    nvjet_sm90_tst_128x8_64x12_4x1_v_bz_TNT -> bi_widen, 1 times\n"},
+    {"racecheck", RACE("Error", "Write access at copy16_more(int)+0x9 in a.cu:1") AND(MATRIX) SUM("1"), "    copy16_more -> ldmatrix4, 1 times\n"},
+    {"racecheck", RACE("Error", COPY) "=========\n" SUM("1"), "    copy16 -> ?, 1 times\n"},
+    {"racecheck", RACE("Error", "an access") SUM("1"), "    ? -> ?, 1 times\n"},
+    {"racecheck", RACE("Error", "Write access at (anonymous namespace)::k(int)+0x9 in a.cu:1") SUM("1"), "    ? -> ?, 1 times\n"},
+    {"racecheck", RACE("Error", COPY) AND("Read access at void fp4_load(const multiplier &, fp4_stage &)+0x8 in a.cuh:73") SUM("1"), ""},
+    {"racecheck", "========= Warning: Maximum number of hazards reached.\n" SUM("1"), "    Warning: Maximum number of hazards reached.\n"},
+    {"racecheck", "========= Internal Sanitizer Error\n" SUM("0"), "    Internal Sanitizer Error\n"},
+    {"racecheck", RACE("Error", COPY) AND(MATRIX) SUM("2"), "    2 reports, of which 1 were seen\n"},
+    {"racecheck", SUM("3"), "    3 reports, of which 0 were seen\n"},
+    {"racecheck", "", "    no summary\n"},
     {"memcheck", "========= ERROR SUMMARY: 0 errors\n", ""},
-    {"memcheck", "========= Warning: Leaked memory is left out\n", "    Warning: Leaked memory is left out\n"},
+    {"memcheck", "========= Warning: Leaked memory is left out\n========= ERROR SUMMARY: 0 errors\n", "    Warning: Leaked memory is left out\n"},
 };
 
 START_TEST(races_are_judged) {

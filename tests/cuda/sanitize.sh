@@ -48,7 +48,8 @@ iwide_load                            iwide_keys|index_score_wide           bi_i
 PAIRS
 }
 
-# What a tool says that nobody has judged: pairs that are not among them, and warnings, as that something was left out.
+# What a tool says that nobody has judged: pairs that are not among them, sentences of its own, as that something was left out, and a summary
+# that is absent or counts more than was reported.
 unjudged() {
     known_pairs | awk '
         function place(line) { # the function of an access
@@ -57,7 +58,7 @@ unjudged() {
             line = substr(line, RSTART + RLENGTH)
             sub(/^void /, "", line)
             sub(/[(<+].*/, "", line)
-            return line
+            return line == "" ? "?" : line
         }
         function judge(to,  i) {
             for (i = 1; i <= n; i++)
@@ -66,17 +67,27 @@ unjudged() {
             count[from " -> " to]++
         }
         function close_report() {
-            if (from != "" && !n_second)
+            if (is_open && !n_second)
                 judge("?")
-            from = ""
-            n_second = 0
+            is_open = n_second = 0
         }
         NR == FNR { first[NR] = "^(" $1 ")$"; second[NR] = "^(" $2 ")$"; n = NR; next }
-        /Race reported/ { close_report(); from = place($0); next }
-        /^=========     and/ { n_second++; judge(place($0)); next }
+        !/^=========/ { next }
+        /Race reported/ { close_report(); is_open = 1; n_report++; from = place($0); next }
+        /^=========     and/ && is_open { n_second++; judge(place($0)); next }
         { close_report() }
-        /^========= Warning: / { print "    " substr($0, 11) }
-        END { close_report(); for (pair in count) print "    " pair ", " count[pair] " times" }' - "$1"
+        /^========= COMPUTE-SANITIZER$/ || /^=========( *$|     )/ { next }
+        / SUMMARY: / { n_summary++; n_summed += $4; next }
+        { n_report++; print "    " substr($0, 11) }
+        END {
+            close_report()
+            for (pair in count)
+                print "    " pair ", " count[pair] " times"
+            if (!n_summary)
+                print "    no summary"
+            else if (n_summed > n_report)
+                print "    " n_summed " reports, of which " n_report + 0 " were seen"
+        }' - "$1"
 }
 
 one() { # TOOL SUITE [CASE]
