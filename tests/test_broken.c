@@ -257,6 +257,9 @@ START_TEST(a_sentence_is_one_line_with_its_reason) {
     const size_t n = strlen(sentence);
     ck_assert_uint_lt(n, 1024);
     ck_assert_str_eq(sentence + n - 28, "cannot open: it is not there");
+    const br_failure failure = br_failure_keep(BR_E_IO);
+    br_fail(BR_E_NAN, "another");
+    ck_assert_int_eq(br_fail_again(&failure), BR_E_IO);
     br_fail_context(BR_E_IO, "adapter '%s'", "x\ty");
     ck_assert_msg(strncmp(br_last_error(), "adapter 'x?y': dddd", 19) == 0, "%s", br_last_error());
     for (size_t long_by = 1020; long_by < 1028; long_by++) { /* around the size of the buffer */

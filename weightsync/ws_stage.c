@@ -4,7 +4,6 @@
 #include "br_mem.h"
 #include "lora_file.h"
 
-#include <stdio.h>
 #include <string.h>
 
 enum { WAYS = 2 };

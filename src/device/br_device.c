@@ -2,7 +2,6 @@
 #include "br_mem.h"
 #include "device_parts.h"
 
-#include <stdio.h>
 #include <string.h>
 
 static br_device *root_of(br_device *device) {
@@ -169,12 +168,11 @@ br_status br_graph_end(br_device *device, br_graph **out) {
 }
 
 br_status br_graph_break(br_device *device, br_status status) {
-    char sentence[BR_SENTENCE_BYTES];
+    const br_failure failure = br_failure_keep(status);
     br_graph *part = NULL;
-    snprintf(sentence, sizeof sentence, "%s", br_last_error());
     (void)br_graph_end(device, &part);
     br_graph_free(part);
-    return br_fail(status, "%s", sentence);
+    return br_fail_again(&failure);
 }
 
 br_status br_graph_run(br_device *device, br_graph *graph) {

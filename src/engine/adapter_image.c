@@ -4,7 +4,6 @@
 #include "br_mem.h"
 #include "lora_text.h"
 
-#include <stdio.h>
 #include <string.h>
 
 enum { SIZE_BITS = 32, FILLS_MAP = 5, FILLS_HEAD = 4 }; /* behind and beside A and B, s; more for each head of an absorbed map */

@@ -12,7 +12,6 @@
 #include "scorer.h"
 #include "verify_chain.h"
 
-#include <stdio.h>
 #include <string.h>
 
 enum { LOGIT_ROWS = 64, DEFAULT_RECOMPUTE = 4 };
