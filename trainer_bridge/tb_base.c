@@ -87,9 +87,13 @@ static br_status base_commit(void *context, tb_pause_mode mode, uint64_t *step, 
     *digest = br_engine_weights_digest(w->engine);
     if (status == BR_E_LIMIT)
         return status;
+    const br_failure failure = br_failure_keep(status);
     if (status == BR_OK || br_poll(w->engine, &none, 0, &n, &done) != BR_OK)
         *step = ++w->n_commit;
-    return status == BR_OK ? BR_OK : br_fail(status, "full weights could not be put in place of those that are loaded");
+    if (status == BR_OK)
+        return BR_OK;
+    br_fail_again(&failure);
+    return br_fail_context(status, "full weights could not be put in place of those that are loaded");
 }
 
 static void base_abort(void *context) {

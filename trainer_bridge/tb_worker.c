@@ -77,19 +77,19 @@ static br_status finish(tb_session *s) {
 br_status tb_worker_serve(tb_session *s, tb_transport *t, const tb_worker_options *options) {
     tb_channel *c = tb_session_channel(s);
     tb_link *link;
-    br_status status = tb_link_open(t, options->beat_ms, options->stall_ms, &link);
-    if (status != BR_OK)
-        return status;
+    br_failure failure = {BR_OK, ""}; /* of the engine: a link that fails behind it has sentences of its own */
+    BR_TRY(tb_link_open(t, options->beat_ms, options->stall_ms, &link));
     tb_session_connect(s, tb_now_ms());
-    while (c->phase != TB_CLOSED && status == BR_OK) {
+    while (c->phase != TB_CLOSED && failure.status == BR_OK) {
         take_arrived(s, link);
         tb_session_tick(s, tb_now_ms(), tb_link_heard(link));
-        if (c->phase != TB_CLOSED)
-            status = tb_session_pump(s, tb_now_ms());
+        const br_status status = c->phase == TB_CLOSED ? BR_OK : tb_session_pump(s, tb_now_ms());
+        if (status != BR_OK)
+            failure = br_failure_keep(status);
         send_all(s, link);
     }
     tb_link_close(link);
-    return status == BR_OK ? finish(s) : status;
+    return failure.status == BR_OK ? finish(s) : br_fail_again(&failure);
 }
 
 int tb_worker_exit_code(tb_code end, br_status engine) {
