@@ -7,14 +7,14 @@ br_status bi_backend_cuda_open(const bi_limits *limits, br_device *device, bi_ba
     (void)limits;
     (void)device;
     *out = (bi_backend){NULL, NULL};
-    return br_fail(BR_E_UNSUPPORTED, "this build has no CUDA: no nvcc was found when it was configured");
+    return br_fail(BR_E_UNSUPPORTED, "this build has no CUDA: " NO_CUDA_REASON);
 }
 
 br_status bi_grad_cuda_open(const bi_limits *limits, br_device *device, bi_grad *out) {
     (void)limits;
     (void)device;
     *out = (bi_grad){NULL, NULL};
-    return br_fail(BR_E_UNSUPPORTED, "this build has no CUDA: no nvcc was found when it was configured");
+    return br_fail(BR_E_UNSUPPORTED, "this build has no CUDA: " NO_CUDA_REASON);
 }
 
 void bi_cuda_note(const bi_backend *backend, char note[BI_CUDA_NOTE_BYTES]) {

@@ -305,7 +305,7 @@ br_status br_request_versions(const br_engine *engine, uint64_t id, br_versions 
 /* What every job reports. Arrays belong to the report and are freed by br_report_free. */
 typedef struct br_report {
     int64_t n_seq, n_tok;  /* sequences; tokens generated or scored */
-    int64_t n_error;       /* requests that ended in error */
+    int64_t n_error;       /* requests that ended in error; br_last_error() then says how many and which first, though the status is BR_OK */
     double seconds;        /* of the run itself, loading excluded */
     double forward_seconds; /* score: of these, from a pack's tokens to its log-probs on the host; files are not in it */
     int32_t peak_seqs;      /* generate: the most sequences that one step held */

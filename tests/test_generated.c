@@ -391,15 +391,17 @@ START_TEST(both_forms_in_one_folder_are_refused) {
     br_report report;
     br_weights *weights;
     lora_set *set;
-    CHECK_FAILS(br_job_init(&options, NULL, &report), BR_E_FORMAT);
-    CHECK_SAYS("both generated.json and model.safetensors.index.json are there");
+    CHECK_FAILS(br_job_init(&options, NULL, &report), BR_E_ARG);
+    CHECK_SAYS("model.safetensors.index.json is there: expected a folder without files of tensors for generated.json; "
+               "delete its *.safetensors and their index first"); /* it said that both were there */
     options = (br_init_options){.preset = "pico", .out_dir = b.dir[1]};
     CHECK_FAILS(br_job_init(&options, NULL, &report), BR_E_ARG);
     CHECK_SAYS("generated.json is there");
     options = (br_init_options){.out_dir = b.dir[0], .lora_only = 1, .lora_rank = 8, .lora_out_dir = b.lora[1]};
     CHECK_FAILS(br_job_init(&options, NULL, &report), BR_E_ARG);
     options = (br_init_options){.out_dir = b.dir[1], .lora_only = 1, .lora_rank = 8, .lora_out_dir = b.lora[0]};
-    CHECK_FAILS(br_job_init(&options, NULL, &report), BR_E_FORMAT);
+    CHECK_FAILS(br_job_init(&options, NULL, &report), BR_E_ARG);
+    CHECK_SAYS("adapter_model.safetensors is there: expected a folder without files of tensors");
     write_text(b.dir[1], "model.safetensors", "x");
     CHECK_FAILS(checkpoint_open(b.dir[1], &b.config, &weights), BR_E_FORMAT);
     CHECK_SAYS("both generated.json and model.safetensors are there");

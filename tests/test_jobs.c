@@ -189,7 +189,7 @@ START_TEST(resume_refuses_another_run) {
     generate(path, options);
     options.resume = 1;
     options.seed++;
-    CHECK_FAILS(br_job_generate(&options, NULL, &report), BR_E_MISMATCH);
+    CHECK_FAILS(br_job_generate(&options, NULL, &report), BR_E_ARG);
     br_report_free(&report);
     ck_assert_int_eq(committed(path), SEQS);
 }
@@ -297,6 +297,26 @@ static int stop_at_once(void *context, const char *what, int64_t done, int64_t t
     (void)context, (void)what, (void)done, (void)total;
     return 1;
 }
+
+/* Requests that were refused at once were committed alone, in the place of a good file, while the others still ran. */
+START_TEST(refused_requests_alone_leave_the_older_file) {
+    char prompts[256], out[256];
+    br_report report;
+    const br_watch watch = {.call = stop_at_once};
+    path_of(prompts, "first.jsonl");
+    path_of(out, "older.h5");
+    generate(out, generate_options(out));
+    FILE *file = fopen(prompts, "w");
+    ck_assert_ptr_nonnull(file);
+    fprintf(file, "{\"prompt\": [1], \"adapter\": \"nobody\"}\n{\"prompt\": [1, 2, 3]}\n");
+    fclose(file);
+    br_generate_options options = generate_options(out);
+    options.prompts_path = prompts;
+    CHECK_FAILS(br_job_generate(&options, &watch, &report), BR_E_ABORTED);
+    br_report_free(&report);
+    ck_assert_int_eq(committed(out), SEQS);
+}
+END_TEST
 
 START_TEST(a_scoring_that_is_stopped_leaves_the_older_file) {
     char rollout[256], out[256];
@@ -514,6 +534,7 @@ Suite *test_jobs_suite(void) {
     tcase_add_test(tcase, resume_refuses_another_run);
     tcase_add_test(tcase, every_allocation_of_a_run_may_fail);
     tcase_add_loop_test(tcase, a_job_that_fails_leaves_the_older_file, 0, 2);
+    tcase_add_test(tcase, refused_requests_alone_leave_the_older_file);
     tcase_add_test(tcase, a_scoring_that_is_stopped_leaves_the_older_file);
     tcase_add_loop_test(tcase, every_allocation_of_a_job_may_fail, 0, 5);
     tcase_add_test(tcase, refused_requests_are_listed_and_the_rest_completes);

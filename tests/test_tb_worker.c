@@ -491,16 +491,27 @@ START_TEST(test_engine_over_mpi) {
 END_TEST
 
 START_TEST(test_usage) {
-    static const struct { const char *arguments; int code; } run[] = {
-        {"", 2}, {"--model x", 2}, {"--model x --socket y --mpi 1", 2}, {"--bogus", 2}, {"--threads 0 --model x --socket y", 2},
-        {"--protocol", 0}, {"--swap-alpha x --model x --socket y", 2},
-        {"--swap-alpha 0.5 --protocol", 0}, {"--model no-such-folder --socket /tmp/none.sock", 2},
+#define SAYS_USAGE " is needed\nusage: bitroll-worker --model DIR (--socket PATH | --mpi RANK) [options]; see --help\n"
+    static const struct { const char *arguments; int code; const char *sentence; } run[] = {
+        {"", 2, "--model DIR" SAYS_USAGE}, {"--model x", 2, "one of --socket and --mpi" SAYS_USAGE},
+        {"--model x --socket y --mpi 1", 2, "one of --socket and --mpi" SAYS_USAGE},
+        {"--bogus", 2, "no option '--bogus'; see bitroll-worker --help\n"}, {"--live", 2, "--live needs a value\n"},
+        {"--adapter policy --model x --socket y", 2, "--adapter: expected NAME=DIR, found 'policy'\n"},
+        {"--threads 0 --model x --socket y", 2, "--threads: expected a whole number from 1 to 1048576, found '0'\n"},
+        {"--model --socket y", 2, "--model: expected a value, found '--socket'\n"},
+        {"--swap-alpha x --model x --socket y", 2, "--swap-alpha: expected a number above 0, at most 1048576, found 'x'\n"},
+        {"--protocol", 0, ""}, {"--swap-alpha 0.5 --protocol", 0, ""}, {"--model no-such-folder --socket /tmp/none.sock", 2, NULL},
     };
     for (size_t i = 0; i < sizeof run / sizeof *run; i++) {
-        char command[400];
-        snprintf(command, sizeof command, "%s/bitroll-worker %s >/dev/null 2>&1", BITROLL_BINARY_DIR, run[i].arguments);
-        const int status = system(command);
+        char command[400], said[4096], wanted[400];
+        snprintf(command, sizeof command, "%s/bitroll-worker %s 2>&1 >/dev/null", BITROLL_BINARY_DIR, run[i].arguments);
+        snprintf(wanted, sizeof wanted, "%s%s", run[i].code ? "bitroll-worker: " : "", run[i].sentence ? run[i].sentence : "");
+        FILE *pipe = popen(command, "r");
+        ck_assert_ptr_nonnull(pipe);
+        said[fread(said, 1, sizeof said - 1, pipe)] = 0;
+        const int status = pclose(pipe);
         ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == run[i].code, "%s: %d", run[i].arguments, status);
+        ck_assert_msg(!run[i].sentence || strcmp(said, wanted) == 0, "%s: %s", run[i].arguments, said);
     }
     ck_assert_int_eq(WEXITSTATUS(system(BITROLL_BINARY_DIR "/bitroll-worker --protocol >/dev/full 2>&1")), 2);
     ck_assert_int_eq(WEXITSTATUS(system(BITROLL_BINARY_DIR "/bitroll-worker --help >/dev/full 2>&1")), 2);

@@ -14,7 +14,7 @@
 
 enum {
     ADAPTER_MAX = 64, GRANT_BYTES = 64 << 20, ACCEPT_MS = 1000, FINISH_MS = 10000, GREET_SECONDS = 10, GREET_MPI_SECONDS = 600, USAGE = 2,
-    TRAINER_LOST = 3
+    TRAINER_LOST = 3, NUMBER_MAX = 1 << 20
 };
 
 typedef struct args {
@@ -58,31 +58,44 @@ static const struct {
 
 /* ---- arguments ----------------------------------------------------------------------------------------------------------- */
 
-static void print_help(FILE *out) {
+static void print_help(void) {
     for (size_t i = 0; i < sizeof help / sizeof help[0]; i++)
-        fprintf(out, "  %-22s %s\n", help[i].name, help[i].help);
+        printf("  %-22s %s\n", help[i].name, help[i].help);
 }
 
-static int usage(const char *what, const char *found) {
-    fprintf(stderr, "bitroll-worker: %s%s%s\n", what, found ? ": " : "", found ? found : "");
-    print_help(stderr);
+static int fail(const char *what) {
+    fprintf(stderr, "bitroll-worker: %s\n", what);
     return USAGE;
+}
+
+static int needs(const char *what) {
+    fprintf(stderr, "bitroll-worker: %s is needed\nusage: bitroll-worker --model DIR (--socket PATH | --mpi RANK) [options]; see --help\n", what);
+    return USAGE;
+}
+
+/* 0: the option was not taken. */
+static int complain(const char *name, const char *expected, const char *found) {
+    fprintf(stderr, "bitroll-worker: %s: expected %s, found '%s'\n", name, expected, found);
+    return 0;
 }
 
 static int add_adapter(args *a, char *text) {
     char *equals = strchr(text, '=');
-    if (!equals || equals == text || a->engine.n_adapter == ADAPTER_MAX)
-        return 0;
+    if (!equals || equals == text)
+        return complain("--adapter", "NAME=DIR", text);
+    if (a->engine.n_adapter == ADAPTER_MAX)
+        return complain("--adapter", "at most 64 adapters", text);
     *equals = 0;
     a->adapter[a->engine.n_adapter++] = (br_adapter_source){.name = text, .dir = equals[1] ? equals + 1 : NULL};
     return 1;
 }
 
-static int take_number(const char *text, int min, int32_t *out) {
-    char *end;
+static int take_number(const char *name, const char *text, int min, int32_t *out) {
+    char *end, expected[64];
     const long n = strtol(text, &end, 10);
-    if (*end || end == text || n < min || n > 1 << 20)
-        return 0;
+    snprintf(expected, sizeof expected, "a whole number from %d to %d", min, NUMBER_MAX);
+    if (*end || end == text || n < min || n > NUMBER_MAX)
+        return complain(name, expected, text);
     *out = (int32_t)n;
     return 1;
 }
@@ -90,7 +103,14 @@ static int take_number(const char *text, int min, int32_t *out) {
 static int take_alpha(const char *text, br_engine_options *out) {
     char *end;
     out->swap_alpha = strtod(text, &end);
-    return !*end && end != text && out->swap_alpha > 0 && out->swap_alpha <= 1 << 20;
+    if (!*end && end != text && out->swap_alpha > 0 && out->swap_alpha <= NUMBER_MAX)
+        return 1;
+    return complain("--swap-alpha", "a number above 0, at most 1048576", text);
+}
+
+static int take_text(const char *name, const char *text, const char **out) {
+    *out = text;
+    return text[0] && !(text[0] == '-' && text[1] == '-') ? 1 : complain(name, "a value", text);
 }
 
 static int take_flag(args *a, const char *name) {
@@ -124,19 +144,24 @@ static int take_option(args *a, const char *name, char *value) {
         {"--requests", NULL, &a->requests, 1},
         {"--greet", NULL, &a->greet, 1},
     };
-    if (strcmp(name, "--adapter") == 0)
-        return add_adapter(a, value);
-    if (strcmp(name, "--swap-alpha") == 0)
-        return take_alpha(value, &a->engine);
-    for (size_t i = 0; i < sizeof option / sizeof option[0]; i++) {
-        if (strcmp(option[i].name, name) != 0)
-            continue;
-        if (option[i].number)
-            return take_number(value, option[i].min, option[i].number);
-        *option[i].text = value;
-        return 1;
+    const size_t n = sizeof option / sizeof option[0];
+    const int is_adapter = strcmp(name, "--adapter") == 0, is_alpha = strcmp(name, "--swap-alpha") == 0;
+    size_t i = 0;
+    while (i < n && strcmp(option[i].name, name) != 0)
+        i++;
+    if (i == n && !is_adapter && !is_alpha) {
+        fprintf(stderr, "bitroll-worker: no option '%s'; see bitroll-worker --help\n", name);
+        return 0;
     }
-    return 0;
+    if (!value) {
+        fprintf(stderr, "bitroll-worker: %s needs a value\n", name);
+        return 0;
+    }
+    if (is_adapter)
+        return add_adapter(a, value);
+    if (is_alpha)
+        return take_alpha(value, &a->engine);
+    return option[i].number ? take_number(name, value, option[i].min, option[i].number) : take_text(name, value, option[i].text);
 }
 
 static int parse(args *a, int argc, char **argv) {
@@ -145,16 +170,16 @@ static int parse(args *a, int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
         if (take_flag(a, argv[i]))
             continue;
-        if (i + 1 == argc || !take_option(a, argv[i], argv[i + 1]))
-            return usage("unknown option, or a value that it does not take", argv[i]);
+        if (!take_option(a, argv[i], i + 1 < argc ? argv[i + 1] : NULL))
+            return USAGE;
         i++;
     }
     if (a->protocol || a->help)
         return 0;
     if (!a->engine.model_dir)
-        return usage("--model is needed", NULL);
+        return needs("--model DIR");
     if ((a->mpi >= 0) == (a->socket != NULL))
-        return usage("one of --socket and --mpi is needed", NULL);
+        return needs("one of --socket and --mpi");
     a->greet = a->greet ? a->greet : a->socket ? GREET_SECONDS : GREET_MPI_SECONDS;
     a->engine.swap_alpha = a->engine.swap_alpha > 0 ? a->engine.swap_alpha : 2 * a->engine.swap_rank;
     snprintf(a->alpha, sizeof a->alpha, "%.17g", a->engine.swap_alpha);
@@ -173,7 +198,7 @@ static void print_protocol(void) {
 /* The status of a process that was asked for a text on stdout. */
 static int print_and_end(const args *a) {
     if (a->help)
-        print_help(stdout);
+        print_help();
     else
         print_protocol();
     if (fflush(stdout) == 0 && !ferror(stdout))
@@ -250,7 +275,7 @@ static int serve_socket(const args *a, tb_session *s) {
     tb_transport *t;
     int code = USAGE;
     if (tb_socket_listen(a->socket, &listener) != BR_OK)
-        return usage(br_last_error(), NULL);
+        return fail(br_last_error());
     printf("bitroll-worker: pid %d serves at %s\n", (int)getpid(), a->socket);
     fflush(stdout);
     do {

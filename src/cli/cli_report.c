@@ -123,15 +123,49 @@ static void print_json(const char *verb, br_status status, const br_report *r) {
     printf("}\n");
 }
 
-static void print_digest(const char *what, br_digest d) {
+/* Verbs that run no model, or only to look into it, have no speed. */
+static int has_speed(const char *verb) {
+    static const char *const none[] = {"init", "dump", "inspect", "digest"};
+    for (size_t i = 0; i < sizeof none / sizeof none[0]; i++)
+        if (strcmp(verb, none[i]) == 0)
+            return 0;
+    return 1;
+}
+
+static void print_digest(FILE *to, const char **before, const char *what, br_digest d) {
     char text[DIGEST_TEXT];
     digest_text(d, text);
-    if (has_digest(d))
-        printf(", %s %s", what, text);
+    if (!has_digest(d))
+        return;
+    fprintf(to, "%s%s %s", *before, what, text);
+    *before = ", ";
+}
+
+/* Of a dump stdout has hashes alone, which compare with plain diff. */
+static FILE *words_of(const char *verb) {
+    return strcmp(verb, "dump") == 0 ? stderr : stdout;
+}
+
+static void print_run(const char *verb, const br_report *r) {
+    FILE *to = words_of(verb);
+    const char *before = ": ";
+    char name[128];
+    fputs(verb, to);
+    if (has_speed(verb)) {
+        fprintf(to, ": %lld tokens, %.1f tok/s", (long long)r->n_tok, rate(r));
+        before = ", ";
+    }
+    print_digest(to, &before, "weights", r->weights_digest);
+    for (int32_t i = 0; i < r->n_adapter; i++) {
+        snprintf(name, sizeof name, "adapter %s", r->adapter_name[i]);
+        print_digest(to, &before, name, r->adapter_digest[i]);
+    }
+    print_digest(to, &before, "contract", r->contract_digest);
+    print_digest(to, &before, "log-probs", r->logprob_digest);
+    fputc('\n', to);
 }
 
 static void print_summary(const char *verb, const br_report *r, cli_exit code) {
-    char adapter[DIGEST_TEXT];
     if (r->summary) {
         puts(r->summary);
         return;
@@ -142,23 +176,17 @@ static void print_summary(const char *verb, const br_report *r, cli_exit code) {
     }
     if (strcmp(verb, "parity") == 0) {
         /* k3 is the estimate that never goes below 0; where it underflows, k1 still shows that something differs. */
-        printf("parity: %lld of %lld log-probs differ, KL %.9g%s\n", (long long)r->n_differ, (long long)r->n_compared,
-               r->k3 != 0 ? r->k3 : r->k1, code != CLI_DONE && r->n_differ == 0 ? ", but the files do not pass" : "");
+        printf("parity: %lld of %lld log-probs differ, KL %.9g", (long long)r->n_differ, (long long)r->n_compared, r->k3 != 0 ? r->k3 : r->k1);
+        if (code != CLI_DONE && r->n_differ == 0)
+            printf(", but the files do not pass: %s", br_last_error());
+        putchar('\n');
         return;
     }
     if (strcmp(verb, "bench") == 0) {
         printf("bench: %lld rows, %lld failed, %.1f s\n", (long long)r->n_seq, (long long)r->n_error, r->seconds);
         return;
     }
-    printf("%s: %lld tokens, %.1f tok/s", verb, (long long)r->n_tok, rate(r));
-    print_digest("weights", r->weights_digest);
-    for (int32_t i = 0; i < r->n_adapter; i++) {
-        digest_text(r->adapter_digest[i], adapter);
-        printf(", adapter %s %s", r->adapter_name[i], adapter);
-    }
-    print_digest("contract", r->contract_digest);
-    print_digest("log-probs", r->logprob_digest);
-    putchar('\n');
+    print_run(verb, r);
 }
 
 static cli_exit exit_of(br_status status, const br_report *r) {
@@ -171,9 +199,9 @@ cli_exit cli_finish(const cli *c, const char *verb, br_status status, br_report 
     const cli_exit code = exit_of(status, r);
     end_bar();
     if (r->text)
-        fputs(r->text, stdout);
+        fputs(r->text, words_of(verb));
     fflush(stdout);
-    if (status != BR_OK)
+    if (code != CLI_DONE)
         fprintf(stderr, "bitroll: %s: %s\n", verb, br_last_error());
     if (code != CLI_USAGE && c->json)
         print_json(verb, status, r);

@@ -284,12 +284,20 @@ static br_status cuda_lane(br_device *device, br_device **out) {
     return make(device->name, NULL, out);
 }
 
+/* Without a driver CUDA speaks of its version, 0: nobody has to upgrade then. */
+static br_status no_device(cudaError_t error) {
+    int version = -1;
+    if (error == cudaErrorInsufficientDriver && cudaDriverGetVersion(&version) == cudaSuccess && version == 0)
+        return br_fail(BR_E_DEVICE, "no CUDA device: there is no NVIDIA driver here");
+    return br_fail(BR_E_DEVICE, "no CUDA device: %s", cudaGetErrorString(error));
+}
+
 extern "C" br_status br_device_cuda_open(void *const *stream, br_device **out) {
     cudaDeviceProp prop;
     *out = NULL;
     cudaError_t error = cudaGetDeviceProperties(&prop, 0);
     if (error != cudaSuccess)
-        return br_fail(BR_E_DEVICE, "no CUDA device: %s", cudaGetErrorString(error));
+        return no_device(error);
     if (prop.major != 9 || prop.minor != 0)
         return br_fail(BR_E_UNSUPPORTED, "%s has compute capability %d.%d: the kernels are for 9.0 (H100, H200)", prop.name, prop.major,
                        prop.minor);

@@ -10,5 +10,5 @@ br_status br_device_cuda_export(const void *at, br_ipc *out) {
 br_status br_device_cuda_open(void *const *stream, br_device **out) {
     (void)stream;
     *out = NULL;
-    return br_fail(BR_E_UNSUPPORTED, "this build has no CUDA: no nvcc was found when it was configured");
+    return br_fail(BR_E_UNSUPPORTED, "this build has no CUDA: " NO_CUDA_REASON);
 }

@@ -152,7 +152,7 @@ br_status br_loaded_name(const br_loaded *loaded, const char *adapter, int32_t *
         size_t used = strlen(names);
         snprintf(names + used, sizeof names - used, ", %s", lora_name(loaded->adapters, i));
     }
-    return br_fail(BR_E_NOT_FOUND, "adapter '%s' is not loaded; loaded are: %s", adapter, names);
+    return br_fail(BR_E_NOT_FOUND, "adapter '%s' is not loaded: --adapter %s=DIR loads it; loaded are: %s", adapter, adapter, names);
 }
 
 br_status br_loaded_slot(const br_loaded *loaded, const char *adapter, int32_t *slot) {

@@ -2,7 +2,7 @@
  *
  * Layer: engine. Every (prompt line, sample) is one request; order of arrival, batch and cache are the engine's business and
  * cannot show in the file but through the order of its sequences. A request that fails is recorded with its error, the rest
- * completes. */
+ * completes; where none finishes nothing is written. */
 #include "engine_parts.h"
 
 #include "br_file.h"
@@ -12,6 +12,7 @@
 #include "prompts.h"
 #include "receipt.h"
 #include "record_writer.h"
+#include "resume_check.h"
 #include "run_uid.h"
 
 #include <stdio.h>
@@ -41,6 +42,7 @@ typedef struct generate {
     uint8_t *done;       /* (n_item) by index: in the file already */
     record **running; /* by index of the request id */
     int64_t n_new, n_new_total;
+    br_failure first_error;
 } generate;
 
 static int64_t sample_count(const generate *g, const prompt_line *line) {
@@ -105,12 +107,54 @@ static int32_t tok_max(const generate *g) {
     return (int32_t)most;
 }
 
+/* What of a sequence is known before its first token, but the token ids and what its adapter is made of. */
+static void begin_seq(const generate *g, rollout_seq *seq, int64_t line_index, uint32_t sample) {
+    const prompt_line *line = prompts_at(g->lines, line_index);
+    const br_sampling *s = &line->sampling;
+    snprintf(seq->uid, sizeof seq->uid, "%s", line->uid);
+    snprintf(seq->adapter, sizeof seq->adapter, "%s", line->adapter ? line->adapter : "base");
+    seq->prompt_index = (uint32_t)line_index;
+    seq->sample = sample;
+    seq->seed = line->has & PROMPT_HAS_SEED ? line->seed : g->options->seed;
+    seq->temperature = s->temperature;
+    seq->min_p = s->min_p;
+    seq->top_p = s->top_p;
+    seq->top_k = s->top_k;
+    seq->max_new = s->max_new;
+    seq->min_new = s->min_new;
+    seq->ignore_eos = s->ignore_eos;
+    seq->n_stop = s->n_stop;
+    memcpy(seq->stop_token, s->stop, sizeof seq->stop_token);
+    seq->prompt_len = seq->n_tok = line->n_token;
+}
+
+static void begin_record(const generate *g, record *r, const work_item *item) {
+    const prompt_line *line = prompts_at(g->lines, item->line);
+    begin_seq(g, &r->seq, item->line, item->sample);
+    memcpy(r->token, line->token, (size_t)line->n_token * sizeof(int32_t));
+}
+
+/* A sequence of the file is done when this run would begin it just so. */
+static br_status check_done(const generate *g, const rollout_seq *have) {
+    rollout_seq want = {0};
+    int32_t slot;
+    begin_seq(g, &want, have->prompt_index, have->sample);
+    want.token = prompts_at(g->lines, have->prompt_index)->token;
+    if (have->status == 0) {
+        BR_TRY(br_loaded_slot(&g->engine->loaded, want.adapter, &slot));
+        want.adapter_digest = br_loaded_adapter_digest(&g->engine->loaded, slot);
+    }
+    return resume_check(g->options->out_path, have, &want);
+}
+
 static br_status mark_done(generate *g, const rollout_reader *reader) {
     for (int64_t i = 0; i < rollout_seq_count(reader); i++) {
         rollout_seq seq;
         rollout_seq_at(reader, i, &seq);
         if (seq.prompt_index >= prompts_count(g->lines) || seq.sample >= sample_count(g, prompts_at(g->lines, seq.prompt_index)))
-            return br_fail(BR_E_MISMATCH, "%s holds %s#%u, which the prompts do not ask for", g->options->out_path, seq.uid, seq.sample);
+            return br_fail(BR_E_ARG, "%s: cannot resume: it holds %s#%u, which the prompts do not ask for", g->options->out_path, seq.uid,
+                           seq.sample);
+        BR_TRY(check_done(g, &seq));
         g->done[g->line_first[seq.prompt_index] + seq.sample] = 1;
         g->n_new_total -= prompts_at(g->lines, seq.prompt_index)->sampling.max_new;
     }
@@ -129,29 +173,6 @@ static br_status open_file(generate *g) {
     return rollout_resume(path, &g->meta, &g->file);
 }
 
-/* What of a record is known before its first token. */
-static void begin_record(const generate *g, record *r, const work_item *item) {
-    const prompt_line *line = prompts_at(g->lines, item->line);
-    const br_sampling *s = &line->sampling;
-    rollout_seq *seq = &r->seq;
-    snprintf(seq->uid, sizeof seq->uid, "%s", line->uid);
-    snprintf(seq->adapter, sizeof seq->adapter, "%s", line->adapter ? line->adapter : "base");
-    seq->prompt_index = (uint32_t)item->line;
-    seq->sample = item->sample;
-    seq->seed = line->has & PROMPT_HAS_SEED ? line->seed : g->options->seed;
-    seq->temperature = s->temperature;
-    seq->min_p = s->min_p;
-    seq->top_p = s->top_p;
-    seq->top_k = s->top_k;
-    seq->max_new = s->max_new;
-    seq->min_new = s->min_new;
-    seq->ignore_eos = s->ignore_eos;
-    seq->n_stop = s->n_stop;
-    memcpy(seq->stop_token, s->stop, sizeof seq->stop_token);
-    seq->prompt_len = seq->n_tok = line->n_token;
-    memcpy(r->token, line->token, (size_t)line->n_token * sizeof(int32_t));
-}
-
 static br_status end_record(generate *g, record *r, br_stop_reason stop, br_status error, const char *sentence) {
     rollout_seq *seq = &r->seq;
     seq->stop = (uint8_t)stop;
@@ -159,9 +180,7 @@ static br_status end_record(generate *g, record *r, br_stop_reason stop, br_stat
         seq->status = 1;
         seq->stop = BR_STOP_ERROR;
         seq->error = error;
-        g->report->n_error++;
-        if (g->report->n_error <= REPORTED_ERRORS_MAX)
-            BR_TRY(report_line(g->report, "error: %s#%u: %s", seq->uid, seq->sample, sentence));
+        BR_TRY(report_error(g->report, &g->first_error, seq, error, sentence));
     }
     BR_TRY(receipt_make(&g->meta, seq));
     return record_give(g->writer, r);
@@ -251,6 +270,8 @@ static br_status run(generate *g) {
 /* The digest is taken from the file itself, so that it covers what an earlier, killed run committed. */
 static br_status digest_file(generate *g) {
     rollout_reader *reader;
+    if (!job_output_is_worth(g->report))
+        return BR_OK;
     BR_TRY(rollout_open(g->options->out_path, &reader));
     g->report->n_seq = rollout_seq_count(reader);
     br_status status = g->report->n_seq == g->n_item
@@ -271,6 +292,7 @@ static br_status open_parts(generate *g) {
     BR_TRY(br_loaded_report(&g->engine->loaded, g->report));
     BR_TRY(report_backend(g->report, &g->engine->loaded.backend));
     BR_TRY(list_items(g));
+    g->report->n_seq = g->n_item;
     BR_TRY(br_mem_alloc((void **)&g->running, (size_t)g->engine->n_request_max * sizeof(record *), "running records"));
     fill_meta(g);
     BR_TRY(open_file(g));
@@ -292,7 +314,7 @@ exit:
     if (status == BR_OK)
         status = closed;
     if (status == BR_OK)
-        status = rollout_close(g.file);
+        status = job_output_close(g.file, report);
     else
         rollout_abandon(g.file);
     if (status == BR_OK)
@@ -303,5 +325,7 @@ exit:
     br_mem_free(g.done);
     br_mem_free(g.line_first);
     br_mem_free(g.running);
+    if (status == BR_OK)
+        report_errors_told(report, report->n_seq, &g.first_error, job_output_is_worth(report) ? "" : "; nothing is written");
     return status;
 }

@@ -39,3 +39,14 @@ br_status job_output_check(const char *path, const char *input) {
         return BR_OK;
     return br_fail(BR_E_ARG, "%s exists and is no rollout file: expected a new file, or a rollout file to replace", path);
 }
+
+int job_output_is_worth(const br_report *report) {
+    return report->n_error == 0 || report->n_error < report->n_seq;
+}
+
+br_status job_output_close(rollout_writer *file, const br_report *report) {
+    if (job_output_is_worth(report))
+        return rollout_close(file);
+    rollout_abandon(file);
+    return BR_OK;
+}

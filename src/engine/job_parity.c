@@ -53,7 +53,9 @@ br_status br_job_parity(const char *path_a, const char *path_b, br_report *repor
     BR_TRY_GOTO(parity_compare(a, b, &result), exit);
     BR_TRY_GOTO(fill_report(a, &result, report), exit);
     report->seconds = report_clock() - begin;
-    if (!result.passed)
+    if (result.passed)
+        report_errors_in_files(report, report->n_seq, a, b);
+    else
         status = br_fail(BR_E_MISMATCH, "%s and %s: %s", path_a, path_b, result.reason);
 exit:
     rollout_reader_close(b);

@@ -27,6 +27,36 @@ br_status report_line(br_report *report, const char *format, ...) {
     return BR_OK;
 }
 
+br_status report_error(br_report *report, br_failure *first, const rollout_seq *seq, br_status error, const char *sentence) {
+    if (report->n_error < REPORTED_ERRORS_MAX)
+        BR_TRY(report_line(report, "error: %s#%u: %s", seq->uid, seq->sample, sentence));
+    (void)br_fail(error, "%s#%u: %s", seq->uid, seq->sample, sentence);
+    if (report->n_error++ == 0)
+        *first = br_failure_keep(error);
+    return BR_OK;
+}
+
+void report_errors_told(const br_report *report, int64_t n, const br_failure *first, const char *after) {
+    if (report->n_error > 0)
+        (void)br_fail(first->status, "%lld of %lld sequence%s ended in error, the first: %s%s", (long long)report->n_error, (long long)n,
+                      n == 1 ? "" : "s", first->sentence, after);
+}
+
+void report_errors_in_files(const br_report *report, int64_t n, const rollout_reader *a, const rollout_reader *b) {
+    const rollout_reader *file[] = {a, b};
+    for (int k = 0; k < 2 && report->n_error > 0; k++)
+        for (int64_t i = 0; file[k] && i < rollout_seq_count(file[k]); i++) {
+            rollout_seq seq;
+            rollout_seq_at(file[k], i, &seq);
+            if (!seq.status)
+                continue;
+            (void)br_fail((br_status)seq.error, "%s#%u: %s", seq.uid, seq.sample, br_status_name((br_status)seq.error));
+            const br_failure first = br_failure_keep((br_status)seq.error);
+            report_errors_told(report, n, &first, "");
+            return;
+        }
+}
+
 br_status report_backend(br_report *report, const bi_backend *backend) {
     char note[BI_CUDA_NOTE_BYTES];
     bi_cuda_note(backend, note);

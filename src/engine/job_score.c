@@ -1,7 +1,8 @@
 /* job_score: sequences through the trainer's forward into a file of the trainer's side.
  *
  * Layer: engine. Whole sequences in packs, in file order; the log-probs of every token but the first. A sequence that cannot
- * be scored is recorded with its error, the rest completes. Nothing is committed on the way: no scoring is resumed, so an older file stays
+ * be scored is recorded with its error, the rest completes; where none can nothing is
+ * written. Nothing is committed on the way: no scoring is resumed, so an older file stays
  * until this one is whole. */
 #include "job_output.h"
 #include "job_report.h"
@@ -28,6 +29,7 @@ typedef struct score {
     logprob_leaf *leaf; /* (n_seq) */
     uint32_t *bits;     /* four rows-long arrays: logprob, raw, entropy, unscored */
     int64_t n_seq_done;
+    br_failure first_error;
 } score;
 
 static br_status fill_meta(score *s) {
@@ -65,10 +67,7 @@ static br_status note_error(score *s, rollout_seq *seq, br_status error) {
     seq->status = 1;
     seq->stop = BR_STOP_ERROR;
     seq->error = error;
-    s->report->n_error++;
-    if (s->report->n_error > REPORTED_ERRORS_MAX)
-        return BR_OK;
-    return report_line(s->report, "error: %s#%u: %s", seq->uid, seq->sample, br_last_error());
+    return report_error(s->report, &s->first_error, seq, error, br_last_error());
 }
 
 /* What can be wrong with a sequence before it runs. */
@@ -212,7 +211,7 @@ br_status br_job_score(const br_score_options *options, const br_watch *watch, b
     report->logprob_digest = logprob_digest(s.leaf, s.n_seq_done);
 exit:
     if (status == BR_OK)
-        status = rollout_close(s.file);
+        status = job_output_close(s.file, report);
     else
         rollout_abandon(s.file);
     scorer_close(s.scorer);
@@ -220,5 +219,7 @@ exit:
     score_input_close(&s.input);
     br_mem_free(s.bits);
     br_mem_free(s.leaf);
+    if (status == BR_OK)
+        report_errors_told(report, report->n_seq, &s.first_error, job_output_is_worth(report) ? "" : "; nothing is written");
     return status;
 }

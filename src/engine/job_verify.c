@@ -214,6 +214,7 @@ br_status br_job_verify(const br_verify_options *options, const br_watch *watch,
         BR_TRY_GOTO(run(&v), exit);
         report->seconds = report_clock() - begin;
     }
+    report_errors_in_files(report, report->n_seq, v.input.reader, NULL);
 exit:
     close_all(&v);
     return status;

@@ -95,7 +95,7 @@ static br_status tell_run(audit *a) {
     br_digest_text(run->config_digest, config);
     BR_TRY(report_line(a->report, "run         contract %s, base %s, config %s (%lld bytes)", contract, rollout, config, (long long)run->n_config));
     if (run->n_step_closed < 0)
-        BR_TRY(report_line(a->report, "unfinished  the writer was stopped before it closed: this is the committed part"));
+        BR_TRY(report_line(a->report, "not closed  its run goes on or was stopped; this is the committed part"));
     if (strcmp(rollout, trainer) != 0)
         BAD_LINE(a, "run: base digests differ: rollout %s, trainer %s", rollout, trainer);
     return BR_OK;
@@ -147,7 +147,7 @@ static br_status tell_steps(audit *a) {
 }
 
 static br_status summarize(audit *a) {
-    char kl[96] = "KL 0 at every step", reward[64] = "";
+    char kl[96], reward[64] = "";
     int64_t n_off = 0, n_last = a->n_step < LAST_STEPS ? a->n_step : LAST_STEPS;
     double k3 = 0, last = 0;
     for (int64_t i = 0; i < a->n_step; i++) {
@@ -156,6 +156,7 @@ static br_status summarize(audit *a) {
         k3 = c->k3 > k3 ? c->k3 : k3;
         last += i >= a->n_step - n_last ? c->reward_mean : 0;
     }
+    snprintf(kl, sizeof kl, "%s", a->report->n_compared ? "KL 0 at every step" : "nothing was compared");
     if (n_off > 0)
         snprintf(kl, sizeof kl, "KL not 0 at %lld steps, at most %.3e", (long long)n_off, k3);
     if (a->n_step > 0)
@@ -187,8 +188,10 @@ exit:
     return status;
 }
 
-/* Are the two sides equal at every step? */
+/* Are the two sides equal at every step, of which there is one at least? */
 static br_status sides(const audit *a) {
+    if (a->n_line == 0 && a->report->n_compared == 0)
+        return br_fail(BR_E_MISMATCH, "%s: it holds %lld steps and no sampled token: nothing was compared", a->options->path, (long long)a->n_step);
     if (a->n_line == 0)
         return BR_OK;
     return br_fail(BR_E_MISMATCH, "%s (%lld finding%s in all)", a->first, (long long)a->n_line, a->n_line == 1 ? "" : "s");

@@ -13,6 +13,7 @@ struct record_writer {
     record **empty, **full; /* stack; ring */
     int32_t n_empty, full_first, n_full, n_writing;
     int32_t closing;
+    int64_t n_finished; /* without error; of the writing thread alone */
     br_status status;
     char sentence[512];
     pthread_t thread;
@@ -45,7 +46,8 @@ static void lay_out(void *owner, br_arena *arena) {
 
 static br_status write_one(record_writer *w, record *r, int32_t *n_pending) {
     BR_TRY(rollout_append(w->file, &r->seq));
-    if (++*n_pending < w->commit_every)
+    w->n_finished += r->seq.status == 0;
+    if (++*n_pending < w->commit_every || w->n_finished == 0)
         return BR_OK;
     *n_pending = 0;
     return rollout_commit(w->file);
@@ -80,7 +82,7 @@ static void *writer_main(void *argument) {
         w->empty[w->n_empty++] = r;
         pthread_cond_broadcast(&w->changed);
     }
-    if (w->status == BR_OK)
+    if (w->status == BR_OK && w->n_finished > 0)
         note(w, rollout_commit(w->file));
     pthread_mutex_unlock(&w->lock);
     return NULL;

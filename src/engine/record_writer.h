@@ -1,7 +1,8 @@
 /* record_writer: finished sequences go to the rollout file on a thread of their own, so that no step waits for the disk.
  *
  * Layer: engine. Owns a fixed number of records; a sequence fills one while it runs and hands it over when it ends. HDF5
- * allocates inside its calls: that happens on this thread only, in the exempt scopes of io/rollout_file. */
+ * allocates inside its calls: that happens on this thread only, in the exempt scopes of io/rollout_file. Sequences that ended in error are
+ * not committed alone: they wait for one that finished, since the first commit replaces an older file. */
 #ifndef RECORD_WRITER_H
 #define RECORD_WRITER_H
 
@@ -19,7 +20,7 @@ typedef struct record_writer record_writer;
 
 /* n_record records of at most n_tok_max tokens. The file stays the caller's. commit_every: sequences a commit. */
 br_status record_writer_open(rollout_writer *file, int32_t n_record, int32_t n_tok_max, int32_t n_top, int32_t commit_every, record_writer **out);
-/* Writes what was handed over, commits, stops the thread. The status is the first that a write met. */
+/* Writes what was handed over, commits if a sequence of it finished, stops the thread. The status is the first that a write met. */
 br_status record_writer_close(record_writer *writer);
 /* An empty record, all slots BR_UNSCORED; waits for the disk when all are handed over. *out NULL and BR_E_LIMIT when the
  * caller itself holds all of them. */

@@ -22,7 +22,7 @@ static br_status add_lines(const rollout_reader *reader, const rollout_replay *l
     BR_TRY(report_line(report, "chain       %lld sequences, %lld faults, last link %s", (long long)ledger->n_seq,
                        (long long)ledger->n_fault, link));
     if (meta->n_seq_closed < 0)
-        BR_TRY(report_line(report, "unfinished  the writer was stopped before it closed: this is the committed part"));
+        BR_TRY(report_line(report, "not closed  its run goes on or was stopped; this is the committed part"));
     for (int32_t i = 0; i < ledger->n_line; i++)
         BR_TRY(report_line(report, "%s", ledger->line[i]));
     return BR_OK;

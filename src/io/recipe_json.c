@@ -128,8 +128,12 @@ br_status recipe_json_check_alone(const char *dir, const char *const *file, int3
     for (int32_t i = 0; i < n; i++) {
         char path[BR_PATH_BYTES];
         BR_TRY(br_file_join(path, dir, file[i]));
-        if (br_file_exists(path))
+        if (!br_file_exists(path))
+            continue;
+        if (recipe_json_exists(dir))
             return br_fail(BR_E_FORMAT, "%s: both " RECIPE_NAME " and %s are there: expected one of them", dir, file[i]);
+        return br_fail(BR_E_ARG, "%s: %s is there: expected a folder without files of tensors for " RECIPE_NAME "; delete its *.safetensors%s first",
+                       dir, file[i], strstr(file[i], ".index.json") ? " and their index" : "");
     }
     return BR_OK;
 }

@@ -75,7 +75,7 @@ typedef struct rollout_writer rollout_writer;
  * it was, and nothing beside it. */
 br_status rollout_create(const char *path, const rollout_meta *meta, rollout_writer **out);
 /* Appends to a finished or killed file with equal run_uid: keeps the committed prefix (copied to a clean file first, then
- * renamed over). `meta` gives the new stamp. BR_E_MISMATCH when the run, its digests or the optional datasets differ. Which
+ * renamed over). `meta` gives the new stamp. BR_E_ARG when the run, its digests or the optional datasets differ. Which
  * sequences are there is read with rollout_open before. */
 br_status rollout_resume(const char *path, const rollout_meta *meta, rollout_writer **out);
 /* Not yet visible. BR_E_ARG when a field is out of its range. After BR_E_IO (full disk) the writer stays failed; what was

@@ -122,7 +122,6 @@ br_status rollout_create(const char *path, const rollout_meta *meta, rollout_wri
 
 static br_status check_same_run(const char *path, const rollout_meta *have, const rollout_meta *want) {
     const struct { const char *what; br_digest have, want; } pair[] = {
-        {"run_uid", have->run_uid, want->run_uid},
         {"weights digest", have->weights_digest, want->weights_digest},
         {"contract digest", have->contract_digest, want->contract_digest},
         {"config digest", have->config_digest, want->config_digest},
@@ -132,13 +131,16 @@ static br_status check_same_run(const char *path, const rollout_meta *have, cons
         br_digest_text(pair[i].have, a);
         br_digest_text(pair[i].want, b);
         if (strcmp(a, b) != 0)
-            return br_fail(BR_E_MISMATCH, "%s: cannot resume: its %s is %s, this run's is %s", path, pair[i].what, a, b);
+            return br_fail(BR_E_ARG, "%s: cannot resume: its %s is %s, this run's is %s", path, pair[i].what, a, b);
     }
     if (strcmp(have->producer, want->producer) != 0 || have->has_entropy != want->has_entropy || have->n_top != want->n_top)
         return br_fail(
-            BR_E_MISMATCH,
+            BR_E_ARG,
             "%s: cannot resume: it is of a %s with entropy %d and %d alternatives, this run of a %s with %d and %d", path,
             have->producer, have->has_entropy, have->n_top, want->producer, want->has_entropy, want->n_top);
+    if (!br_digest_equal(have->run_uid, want->run_uid)) /* what it holds is as this run would have it, or the caller has not looked */
+        return br_fail(BR_E_ARG, "%s: cannot resume: of what it does not hold yet, prompts, samples, settings or adapters are others than when it "
+                       "was begun", path);
     return BR_OK;
 }
 
