@@ -41,12 +41,12 @@ score() {
 # The last link over what a file holds, in its order: the same schedule gives the same order.
 chain_of() { "$bitroll" verify "$dir/$1.h5" | sed -n 's/^chain .* 0 faults, last link //p'; }
 
-# dump NAME OUT OPTION...: of the oracle's rollout; the summary, which has times, is left out
+# dump NAME OUT OPTION...: of the oracle's rollout
 dump() {
     local name=$1 out=$2
     shift 2
     "$bitroll" dump --stage-hash --choices --model "$dir/$name" --adapter "red=$dir/$name-red" --adapter "blue=$dir/$name-blue" \
-        --in "$dir/oracle.h5" "$@" | grep '#' >"$dir/$out.stages"
+        --in "$dir/oracle.h5" "$@" >"$dir/$out.stages"
 }
 
 # Stages of NAME on both backends and in both forms of the forward.
