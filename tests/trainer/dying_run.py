@@ -57,5 +57,5 @@ grpo.Grpo.step = begins(grpo.Grpo.step)
     "before_checkpoint": lambda: replace(resume, "save", lambda _: lambda *given: die()),
 }[PLACE]()
 status = train.main(sys.argv[3:])
-mcore.shut_down()
+mcore.shut_down(status)
 sys.exit(status)

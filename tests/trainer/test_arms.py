@@ -53,7 +53,20 @@ class Arms(unittest.TestCase):
                              (1, [line] if line else []), done.stderr)  # 1: the ledger shows differences
         self.assertIn("leaves in its folder adapter_last_rollout; adapter_last_step is what its trainer ran on", done.stderr)
         rl_rig.train(rl_rig.config("stale", steps=1, batch=batch, heldout=dict(prompts=0)), out + "_not")
-        self.assertEqual(sorted(name for name in os.listdir(out + "_not") if name.startswith("adapter")), ["adapter", "adapter_last_step"])
+        self.assertEqual(self.kept(out + "_not"), ["adapter", "adapter_last_step"])
+
+    @staticmethod
+    def kept(out):
+        return sorted(name for name in os.listdir(out) if name.startswith("adapter"))
+
+    def test_a_run_that_ends_before_it_is_stale_keeps_one_adapter(self):
+        """Its rollout ran on the trainer's: the second folder held those values under the name of others."""
+        batch, out = dict(prompts=2, samples=2), os.path.join(rl_rig.rig.PLACE, "short")
+        for n, more, names in (("1", (), ["adapter", "adapter_last_step"]), ("2", ("--resume",), ["adapter", "adapter_last_step"]),
+                               ("3", ("--resume",), ["adapter", "adapter_last_rollout", "adapter_last_step"])):
+            status, _, error = rl_rig.train(rl_rig.config("short", arm="M3", batch=batch, heldout=dict(prompts=0)), out, "--steps", n, *more)
+            self.assertIn(status, (0, 1), error)
+            self.assertEqual(self.kept(out), names)
 
     def test_merging(self):
         a, b, w = torch.randn(2, 8).bfloat16(), torch.randn(4, 2).bfloat16(), torch.randn(4, 8).bfloat16()

@@ -23,8 +23,8 @@ from bitroll.rl import metrics, objective, train
 from bitroll.rl.grpo import Step, flat
 
 LAUNCH = os.path.join(rig.TREE, "trainer_bridge", "launch.sh")
-STEP = re.compile(r"step (?P<step>\d+): reward (?P<reward>\d\.\d{3})(?:, held-out (?P<heldout>\d\.\d{3}))?, KL (?P<k3>\d\.\d{3}e[-+]\d\d), "
-                  r"(?P<n_differ>\d+) of (?P<n_compared>\d+) log-probs differ, "
+STEP = re.compile(r"step (?P<step>\d+): reward (?P<reward>\d\.\d{3})(?:, held-out \(greedy\) (?P<heldout>\d\.\d{3}))?, "
+                  r"KL (?P<k3>\d\.\d{3}e[-+]\d\d), (?P<n_differ>\d+) of (?P<n_compared>\d+) log-probs differ, "
                   r"adapter (?P<rollout>[0-9a-f]{8}) rollout (?P<trainer>[0-9a-f]{8}) trainer; "
                   r"sync \d+, rollout \d+, certify \d+, update \d+, step \d+ ms")
 

@@ -151,6 +151,8 @@ class DataProto:
 class Verl(TorchRig):
     def test_padded_and_jagged(self):
         options = (*GIVEN[:2], "--alignment", "same", "--side")
+        help_ = importlib.import_module("bitroll.importers.verl_dataproto").__doc__
+        self.assertIn(" ".join(options[2:4]), help_)  # which of the two verl's own layout is
         for jagged in (False, True):
             dump = self.save(verl(jagged))
             found = self.imported("verl_dataproto", dump, *options, "rollout", out="r.h5")

@@ -15,6 +15,7 @@ import rl_rig
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 from bitroll import abi, program, tensors
+from bitroll.bridge import Busy
 from bitroll.rl import bars, base_model, expand, failures, metrics, policy, report, resume, train, train_base
 
 os.environ["BITROLL"] = rig.BITROLL
@@ -55,6 +56,12 @@ class Sentences(unittest.TestCase):
         self.says(f"{taken}: File exists", "expand", "--model", model, "--out", taken)
         self.says(f"{none}/metrics.csv: No such file or directory", "report", none)
         self.says(f"{none}: No such file or directory", "train", "--config", none, "--model", model, "--out", out)
+        config, bare = rl_rig.config("plain"), os.path.dirname(written("bare/config.json", b"{}"))
+        neither = "expected model.safetensors.index.json or model.safetensors in it, found neither"
+        for folder, said in ((none, f"{none}/config.json: No such file or directory"), (bare, f"{bare}: {neither}")):
+            self.says(said, "train", "--config", config, "--model", folder, "--out", out)
+            self.says(said, "train", "--config", config, "--model", model, "--rollout-model", folder, "--out", out)
+        self.says(f"{bare}: {neither}", "expand", "--model", bare, "--out", out)
         self.says(f"{taken}: File exists", "train_base", "--out", taken)
         status, lines = ended("train_base", "--preset", "none", "--out", os.path.join(rig.PLACE, "preset"))
         self.assertEqual((status, len(lines)), (2, 1))
@@ -124,6 +131,7 @@ class Ends(unittest.TestCase):
         self.assertEqual(program.status_of("p", lambda: 7), 7)
         self.assertEqual(fails(FloatingPointError("not finite")), (1, "p: not finite\n"))
         self.assertEqual(fails(KeyError("no such")), (2, "p: no such\n"))
+        self.assertEqual(fails(KeyboardInterrupt()), (130, "p: stopped by SIGINT\n"))
         self.assertEqual(fails(FileNotFoundError(errno.ENOENT, "none", b"x")), (2, "p: x: none\n"))
 
     def full(self, path, *arguments, is_part=True):
@@ -176,6 +184,21 @@ SAID = "CUDA out of memory; Tried to allocate 2.00 GiB; GPU 0 has a total capaci
 ILLEGAL = "CUDA error: an illegal memory access was encountered\nSearch for it in a book.\nFor debugging consider passing an option.\n"
 
 
+FAILS_TWICE = f"""
+import runpy, sys, torch
+from bitroll import mcore
+from bitroll.rl import policy
+if int(sys.argv.pop(1)):
+    def fails(*_):
+        raise torch.AcceleratorError({ILLEGAL!r})
+    policy.Policy.bits = fails
+def fails_again(*_):
+    raise RuntimeError("the group")
+mcore.dist.destroy_process_group = fails_again
+runpy.run_module("bitroll.rl.train", run_name="__main__", alter_sys=True)
+"""
+
+
 class Devices(unittest.TestCase):
     """Too little memory, or a GPU that fails, ended a training with a traceback."""
 
@@ -193,6 +216,41 @@ class Devices(unittest.TestCase):
                 self.assertEqual((status, lines[-1]), (2, f"train: {where}: {MUCH}: {less}"))
                 self.assertNotIn("Traceback", "".join(lines))
             shutil.rmtree(out, ignore_errors=True)
+
+    def test_a_run_that_is_stopped(self):
+        """Ctrl-C ended in a traceback of 51 lines."""
+        def stop(*_, **__):
+            raise KeyboardInterrupt
+
+        def stop_in_torch(*_, **__):
+            raise CheckpointException("save", {0: (KeyboardInterrupt(), None)})
+        begins = "no step was done, the same command begins again"
+        goes_on = "the same command with --resume goes on from the last checkpoint"
+        config, out = rl_rig.config("stopped", steps=2, batch=dict(prompts=1, samples=2), heldout=dict(prompts=0)), os.path.join(rig.PLACE, "stopped")
+        arguments = ("--config", config, "--model", rig.checkpoint("pico")[0], "--out", out)
+        for owner, name, act, said in ((train, "open_rollout", stop, f"the start: {begins}"),
+                                       (policy.Policy, "accumulate", stop, f"step 0: {begins}"),
+                                       (resume.dist_checkpointing, "save", stop_in_torch, f"the start: {begins}"),
+                                       (policy.Policy, "update", stop, f"step 0: {goes_on}"), (bars, "moved", stop, f"the end: {goes_on}")):
+            with self.subTest(said), unittest.mock.patch.object(owner, name, act), contextlib.redirect_stdout(io.StringIO()):
+                status, lines = ended("train", *arguments)
+                self.assertEqual((status, lines[-1]), (130, f"train: stopped at {said}"))
+                self.assertNotIn("Traceback", "".join(lines))
+            self.assertEqual(os.path.exists(out), goes_on in said)
+            arguments = (*arguments[:6], "--resume") if goes_on in said else arguments
+
+    def test_a_gpu_that_has_failed_fails_again_at_the_end(self):
+        """What torch says when its group is left then came behind the sentence, with a traceback and the status 1."""
+        config, out = rl_rig.config("twice", steps=1), os.path.join(rig.PLACE, "twice")
+        arguments = ["--config", config, "--model", rig.checkpoint("pico")[0], "--out", out]
+        for has_failed in (True, False):
+            done = subprocess.run([sys.executable, "-c", FAILS_TWICE, str(int(has_failed)), *arguments], capture_output=True, text=True, timeout=600,
+                                  env=rig.environment())
+            with self.subTest(has_failed=has_failed):
+                if has_failed:
+                    self.assertEqual((done.returncode, done.stderr), (2, f"train: step 0, certify: {ILLEGAL.splitlines()[0]}\n"))
+                else:  # of a run that was well nothing is hidden
+                    self.assertEqual((done.returncode, done.stderr.splitlines()[-1].endswith("RuntimeError: the group")), (1, True), done.stderr)
 
     def test_a_checkpoint_is_not_blamed(self):
         """Of a GPU that failed in there the sentence was the last line of torch's advice, and said that the checkpoint cannot be read."""
@@ -220,6 +278,10 @@ class Devices(unittest.TestCase):
                 (torch.OutOfMemoryError(), "OutOfMemoryError: less: expected a smaller one"), (torch.AcceleratorError("\n"), "AcceleratorError"),
                 (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
                  "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`: less: expected a smaller one"),
+                (RuntimeError("[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes."),
+                 "DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes: less: expected a smaller one"),
+                (RuntimeError("std::bad_alloc"), "std::bad_alloc: less: expected a smaller one"),
+                (MemoryError("std::bad_alloc"), "std::bad_alloc: less: expected a smaller one"),
                 (torch.AcceleratorError(ILLEGAL), ILLEGAL.splitlines()[0]), (RuntimeError(ILLEGAL), ILLEGAL.splitlines()[0])):
             with self.subTest(said), self.assertRaises(failures.DeviceFailed) as found, failures.told("outside"), failures.told("inside"):
                 raise error
@@ -237,7 +299,8 @@ class Devices(unittest.TestCase):
             with self.subTest(said), self.assertRaises(failures.DeviceFailed) as found, failures.told("outside"), failures.told("inside"):
                 raise error
             self.assertEqual(found.exception.sentence("less"), f"inside: {said}")
-        for error in (abi.Error(known["BR_E_IO"], "CUDA error: of a name"), OSError(errno.ENOSPC, "full"), KeyboardInterrupt(), SystemExit(3)):
+        for error in (abi.Error(known["BR_E_IO"], "CUDA error: of a name"), Busy(known["BR_E_LIMIT"], "this worker serves another trainer"),
+                      OSError(errno.ENOSPC, "full"), KeyboardInterrupt(), SystemExit(3)):
             with self.assertRaises(type(error)) as found, failures.told("step 0"):
                 raise error
             self.assertIs(found.exception, error)
@@ -250,8 +313,13 @@ class Devices(unittest.TestCase):
             with self.assertRaises(type(plain.exception)) as found, failures.told("step 0"):
                 work()
             self.assertNotIsInstance(found.exception, failures.DeviceFailed)
-        with self.assertRaises(torch.AcceleratorError), failures.told("step 0"):
-            raise torch.AcceleratorError("CUDA error: device-side assert triggered\nSearch for it.")
+        for said in ("CUDA error: device-side assert triggered\nSearch for it.", "CUDA error: invalid argument\nSearch for it.",
+                     "CUDA error: invalid configuration argument", "CUDA driver error: invalid argument", "cuDNN error: CUDNN_STATUS_BAD_PARAM",
+                     "CUDA error: CUBLAS_STATUS_INVALID_VALUE when calling `cublasGemmEx(handle)`"):
+            for error in (torch.AcceleratorError(said), RuntimeError(said)):
+                with self.assertRaises(type(error)) as found, failures.told("step 0"):
+                    raise error
+                self.assertIs(found.exception, error)
 
 
 WARNS = """

@@ -111,6 +111,7 @@ class ManyRuns(unittest.TestCase):
         folders = [run_folder(f"E{s}", seed=s) for s in (1, 2, 3)] + [run_folder("M1", arm="M1", k3=1e-9)]
         out = os.path.join(rig.PLACE, "many")
         page = text(report.report(folders, out))
+        self.assertIn("<th>held out, greedy</th>", page)
         self.assertIn("0 of 768 log-probs differ in the exact arm", page)  # a control arm does not count
         self.assertIn("4.000e-09", page)
         self.assertEqual(len(os.listdir(os.path.join(out, "tensorboard"))), 4)

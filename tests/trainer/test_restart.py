@@ -299,13 +299,41 @@ class Folder(unittest.TestCase):
             self.refused(said, status, error, r"step 0: texts may get \d+ tokens long, expected at most batch.max_tok \(64\)")
             self.assertEqual(os.listdir(out) if os.path.exists(out) else None, ["log.txt"] if name == "long-kept" else None)
 
+    def one_more_step(self, name, address):
+        """The command that was said: what it says."""
+        out = os.path.join(rig.PLACE, name)
+        n_step = len(metrics.read(os.path.join(out, "metrics.csv")))
+        config = rl_rig.config(name, **SMALL, steps=n_step + 1)
+        status, said, error = rl_rig.train(config, out, "--rollout", address, "--resume")
+        self.assertEqual((status, error), (0, ""), said)
+        self.assertRegex(said, rf"(?m)^step {n_step}: ")
+
     def test_a_worker_lost_in_a_step_ends_the_run_in_a_sentence(self):
+        """It said that the peer had closed: not at which step, nor that it was the worker, nor how the run goes on."""
         worker = rl_rig.Worker("lost.sock")
         with rl_rig.started(rl_rig.config("lost", **SMALL, steps=1000), os.path.join(rig.PLACE, "lost"), "--rollout", worker.address) as trainer:
             next(line for line in trainer.stdout if line.startswith("step 0"))
             worker.close()
             said, error = trainer.communicate(timeout=60)
-        self.refused(said, trainer.returncode, error, "peer")
+        self.refused(said, trainer.returncode, error, rf"step \d+(, \w+)?: the worker at {worker.address}: .*peer.*: start bitroll-worker again; "
+                     r"the same command with --resume goes on from the last checkpoint\n$")
+        self.assertEqual(error.count("\n"), 1, error)
+        worker = rl_rig.Worker("lost.sock")
+        self.one_more_step("lost", worker.address)
+        worker.close()
+
+    def test_a_run_that_is_stopped_goes_on(self):
+        """Ctrl-C ended in a traceback; and its worker, which serves on, ended with it."""
+        worker, before = rl_rig.Worker("stopped.sock"), signal.signal(signal.SIGINT, signal.default_int_handler)  # a child would inherit SIG_IGN
+        with rl_rig.started(rl_rig.config("halted", **SMALL, steps=1000), os.path.join(rig.PLACE, "halted"), "--rollout", worker.address) as trainer:
+            signal.signal(signal.SIGINT, before)
+            next(line for line in trainer.stdout if line.startswith("step 0"))
+            trainer.send_signal(signal.SIGINT)
+            said, error = trainer.communicate(timeout=60)
+        self.assertEqual(trainer.returncode, 130, said + error)
+        self.assertRegex(error, r"^train: stopped at step \d+: the same command with --resume goes on from the last checkpoint\n$")
+        self.one_more_step("halted", worker.address)
+        worker.close()
 
     def test_a_second_trainer_of_a_worker_is_told_so(self):
         worker = rl_rig.Worker("shared.sock")
@@ -365,7 +393,7 @@ class Mpirun(unittest.TestCase):
     def killed_and_resumed(self, place):
         out, config = os.path.join(rig.PLACE, f"{place}-mpirun"), rl_rig.config(f"{place}-mpirun", **SMALL)
         plain = rl_rig.command(config, out, "--rollout", "mpi:0")
-        status, said, error = under_mpirun([sys.executable, "-W", "ignore", DYING, place, str(STEP), *plain[plain.index("--config") :]])
+        status, said, error = under_mpirun([sys.executable, DYING, place, str(STEP), *plain[plain.index("--config") :]])
         self.assertNotEqual(status, 0, said + error)
         self.assertRegex(said, r"(?m)^step 0: ")
         self.assertNotRegex(said, rf"(?m)^step {STEP}: ")

@@ -1,9 +1,9 @@
 """The rollout engine in another process: bitroll-worker behind the bridge, over a UNIX socket or MPI."""
-from .connection import Busy, Refused
+from .connection import Busy, Lost, Refused
 from .remote_texts import Texts
 from .remote_weights import Weights
 
-__all__ = ["Busy", "Refused", "Remote"]
+__all__ = ["Busy", "Lost", "Refused", "Remote"]
 
 
 class Remote(Texts, Weights):

@@ -30,6 +30,10 @@ class Busy(abi.Error):
     """The worker serves another trainer."""
 
 
+class Lost(abi.Error):
+    """The connection is over, without a word of the worker's that says why: it ended, was killed or is silent."""
+
+
 def file_digest(library, model_dir, name):
     path = os.path.join(model_dir, name)
     if not os.path.exists(path):
@@ -47,7 +51,7 @@ class Connection:
 
     def __init__(self, library, model_dir, address, connect_ms=60_000, wait_ms=600_000, dead_ms=10_000, grant_bytes=0, rank=0, alpha=0.0,
                  requests=1):
-        self.library, self.wait_ms, self.is_mpi = library, wait_ms, address.startswith("mpi:")
+        self.library, self.address, self.wait_ms, self.is_mpi = library, address, wait_ms, address.startswith("mpi:")
         self.bridge, self.trainer, self.event, self.is_answered = Bridge(library), ctypes.c_void_p(), S["tb_event"](), False
         me = made("hello", abi=abi.ABI_VERSION, pid=os.getpid(), build=library.c.br_version().decode(), contract=library.contract_digest(),
                   base=library.weights_digest(model_dir), config=file_digest(library, model_dir, "config.json"),
@@ -114,6 +118,12 @@ class Connection:
         if self.is_mpi:
             self.bridge.c.tb_mpi_finish(1, FINISH_MS, 1)
 
+    def check(self, status):
+        """Of a call that sends or waits."""
+        if status == C["BR_E_ABORTED"] or (status and self.bridge.c.tb_trainer_end(self.trainer) in GONE):
+            raise Lost(status, f"the worker at {self.address}: {self.bridge.c.br_last_error().decode()}")
+        self.bridge.check(status)
+
     def send(self, name, version=0, subject=0, body=None, **fields):
         """Goes out with what follows, at the next `take` or `flush`. body: the member of the message, where it has not the type's name."""
         body = body or name.lower()
@@ -122,17 +132,17 @@ class Connection:
     def post(self, name, message, version=0, subject=0):
         for what, number in (("version", version), ("subject", subject)):
             abi.fitting(f"{name}, {what}", ctypes.c_uint64, number)
-        self.bridge.check(self.bridge.c.tb_trainer_send(self.trainer, TYPE[name], version, subject, ctypes.byref(message)))
+        self.check(self.bridge.c.tb_trainer_send(self.trainer, TYPE[name], version, subject, ctypes.byref(message)))
 
     def flush(self):
-        self.bridge.check(self.bridge.c.tb_trainer_flush(self.trainer))
+        self.check(self.bridge.c.tb_trainer_flush(self.trainer))
 
     def take(self, wait_ms):
         """Takes in one message; False when none came."""
         status = self.bridge.c.tb_trainer_next(self.trainer, wait_ms, ctypes.byref(self.event))
         if status == C["BR_E_NOT_FOUND"]:
             return False
-        self.bridge.check(status)
+        self.check(status)
         name = TYPE_NAME[self.event.header.type].lower()
         taker = getattr(self, "take_" + name, None)
         if taker:

@@ -7,7 +7,7 @@ import torch
 from . import program, refusals
 from .lora import AbsorbedLinear, ExpertLinear, FusedLinear, LoraLinear
 from .names import PEFT_PREFIX, checkpoint_module, low_ranks
-from .tensors import read_safetensors, write_safetensors
+from .tensors import read_json, read_safetensors, write_safetensors
 
 
 def adapters(model, prefix=""):
@@ -81,8 +81,7 @@ def write(tensors, settings, folder):
 def load(model, folder, prefix=""):
     """Fills the masters; every adapter of the model must be there and no other, of the model's rank and alpha. publish() makes them
     live."""
-    with open(os.path.join(folder, "adapter_config.json"), encoding="utf-8") as file:
-        config = json.load(file)
+    config = read_json(os.path.join(folder, "adapter_config.json"))
     refusals.adapter(config)
     tensors = read_safetensors(os.path.join(folder, "adapter_model.safetensors"))
     with torch.no_grad():

@@ -8,7 +8,7 @@ import sys
 
 from .errors import Error
 
-NOT_FINITE, FAILED = 1, 2
+NOT_FINITE, FAILED, INTERRUPTED = 1, 2, 130
 STDOUT = "standard output"
 
 
@@ -98,9 +98,12 @@ def _drop_stdout():
 
 
 def status_of(name, work):
-    """Of the program `name`: what work() returns, None as 0, or what it failed with: 1 of numbers that are not finite, else 2."""
+    """Of the program `name`: what work() returns, None as 0, or what it failed with: 1 of numbers that are not finite, 130 of Ctrl-C, as shells have
+    it, else 2."""
     try:
         return work() or 0
+    except KeyboardInterrupt:
+        return failed(name, "stopped by SIGINT", INTERRUPTED)
     except FloatingPointError as error:
         return failed(name, error, NOT_FINITE)
     except (OSError, KeyError, ValueError, Error) as error:

@@ -190,7 +190,7 @@ class Weights(Connection):
                     self.take(0)
 
     def send_chunk(self, version, tensor, offset, address, n):
-        self.bridge.check(self.bridge.c.tb_trainer_send_chunk(self.trainer, version, tensor, offset, address, n))
+        self.check(self.bridge.c.tb_trainer_send_chunk(self.trainer, version, tensor, offset, address, n))
 
     def send_handles(self, change, handle):
         message = S["tb_message"](w_ipc=made("w_ipc", offset=handle.offset, handle=bytes(handle.handle)))

@@ -1,4 +1,5 @@
 """Tensors in files, safetensors: a checkpoint folder's by their names, mapped, not read; and files written anew."""
+import errno
 import json
 import math
 import mmap
@@ -17,11 +18,14 @@ DTYPE_NAME = {dtype: name for name, dtype in DTYPE.items()}
 class Checkpoint:
     def __init__(self, model_dir):
         self.dir = model_dir
+        program.check_regular(os.path.join(model_dir, "config.json"))  # what every checkpoint has: without it the folder is another one
         index = os.path.join(model_dir, "model.safetensors.index.json")
         if os.path.exists(index):
             shards = _shards(index)
-        else:
+        elif os.path.exists(os.path.join(model_dir, "model.safetensors")):
             shards = ["model.safetensors"]
+        else:
+            raise FileNotFoundError(errno.ENOENT, "expected model.safetensors.index.json or model.safetensors in it, found neither", model_dir)
         self.tensors = {}
         for shard in shards:
             self.tensors.update(read_safetensors(os.path.join(model_dir, shard)))

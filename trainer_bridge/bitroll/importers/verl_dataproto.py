@@ -1,7 +1,8 @@
 """A verl DataProto, saved as plain tensors: torch.save({"batch": dict(data.batch.items()), "non_tensor_batch": {"uid":
 data.non_tensor_batch["uid"].tolist()}, "meta_info": {"temperature": T}}, IN). DataProto.save_to_disk pickles an object of verl, which would
 have to be run to be read: it is refused. Prompts are padded on the left, responses on the right, as attention_mask says; jagged tensors
-have no padding. rollout_log_probs are the rollout's, old_log_probs the trainer's."""
+have no padding. rollout_log_probs are the rollout's, old_log_probs the trainer's; both stand beside the responses, value i of token i, as verl lays
+them out: --alignment same."""
 import importlib
 
 from .dump_file import Names, Refused, Text, field, place, plain, run, same_length, torch_file

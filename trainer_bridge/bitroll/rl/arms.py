@@ -36,7 +36,7 @@ class Exact:
         return self.engine.live_digest(self.adapter)
 
     def other_adapter(self):
-        """Tensors of the adapter that the rollout runs on, where it is another than the trainer's."""
+        """Tensors of the adapter that the rollout runs on, where it is another than the trainer's; else None."""
 
     def state(self):
         """What a resumed run needs of the arm, as tensors by name."""
@@ -86,17 +86,17 @@ class Stale(Exact):
 
     def __init__(self, *parts):
         super().__init__(*parts)
-        self.before, self.sent = {}, {}
+        self.before, self.other = {}, None
 
     def sync(self, number, tensors, flags):
         stale = number >= 2
-        self.sent = self.before if stale else tensors
-        n_byte = self.send(number - stale, self.sent, flags)
+        self.other = self.before if stale else None
+        n_byte = self.send(number - stale, self.before if stale else tensors, flags)
         self.before = {name: t.clone() for name, t in tensors.items()}
         return n_byte
 
     def other_adapter(self):
-        return self.sent
+        return self.other
 
     def state(self):
         return self.before

@@ -1,16 +1,18 @@
-"""What torch, the engine and Python raise where memory or a GPU fails, as one sentence that says where the run was. What is a fault of the program
-keeps its traceback."""
+"""What torch, the engine and Python raise where memory or a GPU fails or the worker is gone, as one sentence that says where the run was. What is a
+fault of the program keeps its traceback."""
 import contextlib
 import errno
 
 import torch
 
 from .. import abi, program
+from ..bridge import Lost
 
 # The CPU's allocator and CUDA's libraries say it in a plain RuntimeError.
-SAYS = ("CUDA out of memory", "CUDA error: ", "CUDA driver error: ", "cuDNN error: ", "DefaultCPUAllocator: ")
-NO_MEMORY = ("out of memory", "can't allocate memory", "STATUS_ALLOC_FAILED")
-PROGRAM = "device-side assert"  # an index out of range, seen by a GPU
+SAYS = ("CUDA out of memory", "CUDA error: ", "CUDA driver error: ", "cuDNN error: ", "DefaultCPUAllocator: ", "std::bad_alloc")
+NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "STATUS_ALLOC_FAILED", "std::bad_alloc")
+# An index out of range, seen by a GPU; arguments that a call of CUDA, cuBLAS or cuDNN refused.
+PROGRAM = ("device-side assert", "CUDA error: invalid ", "CUDA driver error: invalid ", "STATUS_INVALID_VALUE", "STATUS_BAD_PARAM")
 ENGINE_MEMORY, ENGINE_GPU = (abi.CONSTANTS[name] for name in ("BR_E_NOMEM", "BR_E_DEVICE"))
 
 
@@ -26,6 +28,13 @@ class DeviceFailed(RuntimeError):
         return f"{self}: {less}: expected a smaller one" if self.is_memory else str(self)
 
 
+class WorkerLost(RuntimeError):
+    """where: of the run; error: of the connection."""
+
+    def __init__(self, where, error):
+        super().__init__(f"{where}: {error}")
+
+
 def cause_of(error):
     """(What it says of itself, was there too little memory?); torch's without its advice to who writes programs. None of any other error."""
     text = str(error)
@@ -35,7 +44,7 @@ def cause_of(error):
         return program.sentence(error) or "Python is out of memory", True
     begins = [text.find(says) for says in SAYS if says in text]
     is_device = begins or isinstance(error, (torch.OutOfMemoryError, torch.AcceleratorError))
-    if PROGRAM in text or not is_device:
+    if not is_device or any(says in text for says in PROGRAM):
         return None
     line = (text[min(begins, default=0) :].strip() or type(error).__name__).splitlines()[0]
     why = "; ".join(line.rstrip(".").split(". ")[:3])  # CUDA out of memory; how much was asked for; how much there is
@@ -44,12 +53,14 @@ def cause_of(error):
 
 @contextlib.contextmanager
 def told(where):
-    """DeviceFailed in place of such an error. A GPU reports an error at a call behind the one that made it: where is the latest that it can
-    have been."""
+    """DeviceFailed or WorkerLost in place of such an error. A GPU reports an error at a call behind the one that made it: where is the latest that it
+    can have been."""
     try:
         yield
-    except DeviceFailed:  # from further in, which knows better
+    except (DeviceFailed, WorkerLost):  # from further in, which knows better
         raise
+    except Lost as error:
+        raise WorkerLost(where, error) from error
     except (RuntimeError, MemoryError, OSError) as error:
         cause = cause_of(error)
         if cause is None:

@@ -223,7 +223,7 @@ def summary(runs):
         rows.append((name_of(run), (str(len(run.rows)),), (f"{first:.3f}",), (f"{last:.3f}",),
                      (f"{held[0]:.3f} to {held[-1]:.3f}" if held else "",), (f"{run.total('mismatch_count'):,.0f}",),
                      (f"{run.total('n_compared'):,.0f}",), (f"{max(v for _, v in run.column('k3')):.3e}",)))
-    head = ("run", "steps", "reward, step 0", f"reward, last {metrics.LAST}", "held out", "log-probs that differ", "compared", "largest k3")
+    head = ("run", "steps", "reward, step 0", f"reward, last {metrics.LAST}", "held out, greedy", "log-probs that differ", "compared", "largest k3")
     return table(head, rows)
 
 

@@ -65,6 +65,8 @@ def told(what):
     except (Failed, failures.DeviceFailed):
         raise
     except (Exception, CheckpointException) as error:
+        if any(isinstance(inner, KeyboardInterrupt) for inner, _ in getattr(error, "failures", {}).values()):
+            raise KeyboardInterrupt from None  # torch wraps whatever it meets
         cause = failures.cause_of(error)
         if cause:
             raise failures.DeviceFailed(what, *cause) from error
@@ -96,6 +98,11 @@ def recover(folder):
     if os.path.exists(old) and not os.path.exists(folder):
         os.rename(old, folder)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def stands(out):
+    """Is there a checkpoint in a run's folder to go on from, if need be the one that was about to be replaced?"""
+    return any(os.path.exists(os.path.join(out, CHECKPOINT + end)) for end in ("", ".old"))
 
 
 def check(out, library, every):

@@ -1,10 +1,10 @@
 """A training run: `python -m bitroll.rl.train --config F.yaml --model CHECKPOINT --out DIR`. A line a step; the last line says what the
 ledger says. Leaves in DIR the settings (run.yaml), metrics.csv, ledger.h5, checkpoint/, adapter/ (the policy after the last update) and
-adapter_last_step/ (the one that the trainer's last step of the ledger ran on: what `bitroll verify --adapter` wants; of arm M3 it wants
-adapter_last_rollout/, which lies beside it). A start that fails before it has recorded a step leaves DIR as it found it.
+adapter_last_step/ (the one that the trainer's last step of the ledger ran on: what `bitroll verify --adapter` wants; of arm M3, from step 2 on,
+it wants adapter_last_rollout/, which lies beside it). A start that fails before it has recorded a step leaves DIR as it found it.
 
 Exit status: 0 done; 1 a step of the exact arm did not certify, a gradient was not finite, or a bar was missed; 2 usage or environment, a
-worker that is gone and memory that does not suffice among them; 7 the worker serves another trainer."""
+worker that is gone and memory that does not suffice among them; 7 the worker serves another trainer; 130 stopped by SIGINT, as Ctrl-C sends it."""
 import contextlib
 import os
 import sys
@@ -61,7 +61,7 @@ class Run:
     """A run's folder and its parts."""
 
     def __init__(self, args, settings):
-        self.settings, self.out = settings, args.out
+        self.settings, self.out, self.at = settings, args.out, "the start"
         library, arm = abi.Library(), arms.ARMS[settings.arm]
         with contextlib.ExitStack() as opened:  # of a run that does not come to stand, too, a worker is told that it ends
             opened.callback(resume.remove_empty, resume.missing(self.out))
@@ -74,6 +74,7 @@ class Run:
             arm.check(rollout_base)
             self.policy = opened.enter_context(contextlib.closing(Policy(library, args.model, settings, arm.functions())))
             self.engine = opened.enter_context(contextlib.closing(open_rollout(args, settings, self.policy)))
+            opened.push(self.leave_worker)
             self.arm = arm(self.engine, self.policy, rollout_base)
             self.n_step = self.begin_from_checkpoint()
             if settings.steps < self.n_step:
@@ -83,7 +84,18 @@ class Run:
             self.table = opened.enter_context(contextlib.closing(metrics.Table(self.path(resume.TABLE), self.n_step)))
             with program.written(self.path(resume.ECHO), encoding="utf-8") as file:
                 file.write(settings.echo)
-            self.close = opened.pop_all().close
+            self.opened = opened.pop_all()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        return self.opened.__exit__(*error)
+
+    def leave_worker(self, kind, *_):
+        """Of a run that was stopped to go on later, one at a socket is not told that it ends: it serves the next trainer."""
+        if kind is KeyboardInterrupt and isinstance(self.engine, Remote):
+            self.engine.close(is_done=False)
 
     def check_folder(self, library, resumes):
         """What a run has proved is not written over by another, nor by itself without need."""
@@ -151,8 +163,10 @@ class Run:
 
     def steps(self):
         for number in range(self.n_step, self.settings.steps):
-            with failures.told(f"step {number}"):
+            self.at = f"step {number}"
+            with failures.told(self.at):
                 self.step(number)
+        self.at = "the end"
         with failures.told("behind the last step"):
             self.policy.publish()
             peft.save(self.policy.model, self.policy.lora, self.path("adapter"), self.policy.prefix)
@@ -170,7 +184,7 @@ class Run:
 def line_of(step):
     ms, flag = step.ms, "" if step.is_exact else "  FLAGGED"
     later = "".join(f", mini-batch {i} ratio {m['ratio_min']:.4f} to {m['ratio_max']:.4f} (not certified)" for i, m in enumerate(step.later, 1))
-    heldout = "" if step.heldout is None else f", held-out {step.heldout:.3f}"
+    heldout = "" if step.heldout is None else f", held-out (greedy) {step.heldout:.3f}"
     return (f"step {step.number}: reward {float(step.rewards.mean()):.3f}{heldout}, KL {step.k3:.3e}, {step.n_differ} of {step.n_compared} log-probs "
             f"differ, adapter {step.digest_rollout[:8]} rollout {step.digest_trainer[:8]} trainer{later}; "
             + ", ".join(f"{part} {ms[part]:.0f}" for part in ms) + f" ms{flag}")
@@ -193,20 +207,32 @@ def needs_memory(args, settings):
     return "memory goes by " + ", ".join(found[:-1]) + " and " + found[-1]
 
 
+def goes_on(args):
+    """What to do with a run that could not come to its end, through no fault of its own."""
+    if resume.stands(args.out):
+        return "the same command with --resume goes on from the last checkpoint"
+    return "no step was done, the same command begins again"
+
+
 def train(args):
     """The exit status of a run that came to its end, or whose failure has one of its own."""
     settings = run_settings.load(args.config, arm=args.arm, seed=args.seed, steps=args.steps, backend=args.backend)
     refusals.machine(settings.backend)
+    run = None
     try:
         with failures.told("the start"):
             run = Run(args, settings)
-        with contextlib.closing(run):
+        with run:
             run.steps()
             met = run.bars()
     except Mismatch as found:
         return program.failed("train", found, 1)
     except Busy as error:
         return program.failed("train", error, 7)
+    except KeyboardInterrupt:
+        return program.failed("train", f"stopped at {run.at if run else 'the start'}: {goes_on(args)}", program.INTERRUPTED)
+    except failures.WorkerLost as error:
+        return program.failed("train", f"{error}: start bitroll-worker again; {goes_on(args)}")
     except failures.DeviceFailed as error:
         return program.failed("train", error.sentence(needs_memory(args, settings)))
     program.say(last_line(metrics.read(run.path(resume.TABLE))))
@@ -219,5 +245,5 @@ def main(argv=None):
 
 if __name__ == "__main__":
     status = main()
-    mcore.shut_down()
+    mcore.shut_down(status)
     sys.exit(status)
