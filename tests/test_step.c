@@ -189,26 +189,26 @@ END_TEST
 
 /* ---- a recording that fails ------------------------------------------------------------------------------------------------------- */
 
-static int n_recording, n_part; /* 1 between begin and end; parts of a step that were recorded and not freed */
+static int is_recording, n_part; /* between begin and end; parts of a step that were recorded and not freed */
 static void free_part(br_graph *graph);
 static const device_ops part_ops = {.graph_free = free_part};
 static const device_ops *part = &part_ops; /* a graph begins with its device's table */
 
 static br_status begin_recording(br_device *device) {
     (void)device;
-    n_recording = 1;
+    is_recording = 1;
     return BR_OK;
 }
 
 static br_status end_recording(br_device *device, br_graph **out) {
     (void)device;
     *out = NULL;
-    n_recording = 0;
+    is_recording = 0;
     return br_fail(BR_E_DEVICE, "the recording was broken off");
 }
 
 static br_status fault_that_fails(bi_ctx *ctx, const bi_seg_fault_args *args) {
-    if (n_recording)
+    if (is_recording)
         return br_fail(BR_E_LIMIT, "the op's own sentence");
     return real->seg_fault(ctx, args);
 }
@@ -216,7 +216,7 @@ static br_status fault_that_fails(bi_ctx *ctx, const bi_seg_fault_args *args) {
 static br_status end_with_a_part(br_device *device, br_graph **out) {
     (void)device;
     *out = (br_graph *)(void *)&part;
-    n_recording = 0;
+    is_recording = 0;
     n_part++;
     return BR_OK;
 }
@@ -248,7 +248,7 @@ START_TEST(the_op_of_a_failed_recording_is_named) {
     ck_assert_int_eq(e->n_graph, 1);
     CHECK_FAILS(br_poll(e, token, 16, &n, &done), BR_E_LIMIT);
     ck_assert_str_eq(br_last_error(), "the op's own sentence");
-    ck_assert(e->n_graph == 1 && !e->graph[0].graph && !n_recording && !n_part);
+    ck_assert(e->n_graph == 1 && !e->graph[0].graph && !is_recording && !n_part);
     device->is_host = 1;
     device->op = host;
     e->loaded.backend.op = real;

@@ -494,7 +494,7 @@ START_TEST(test_usage) {
 #define SAYS_USAGE " is needed\nusage: bitroll-worker --model DIR (--socket PATH | --mpi RANK) [options]; see --help\n"
     static const struct { const char *arguments; int code; const char *sentence; } run[] = {
         {"", 2, "--model DIR" SAYS_USAGE}, {"--model x", 2, "one of --socket and --mpi" SAYS_USAGE},
-        {"--model x --socket y --mpi 1", 2, "one of --socket and --mpi" SAYS_USAGE},
+        {"--model x --socket y --mpi 1", 2, "--socket and --mpi: expected one of them\n"},
         {"--bogus", 2, "no option '--bogus'; see bitroll-worker --help\n"}, {"--live", 2, "--live needs a value\n"},
         {"--adapter policy --model x --socket y", 2, "--adapter: expected NAME=DIR, found 'policy'\n"},
         {"--threads 0 --model x --socket y", 2, "--threads: expected a whole number from 1 to 1048576, found '0'\n"},

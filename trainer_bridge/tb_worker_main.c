@@ -80,11 +80,12 @@ static int complain(const char *name, const char *expected, const char *found) {
 }
 
 static int add_adapter(args *a, char *text) {
-    char *equals = strchr(text, '=');
+    char *equals = strchr(text, '='), expected[64];
+    snprintf(expected, sizeof expected, "at most %d adapters", ADAPTER_MAX);
     if (!equals || equals == text)
         return complain("--adapter", "NAME=DIR", text);
     if (a->engine.n_adapter == ADAPTER_MAX)
-        return complain("--adapter", "at most 64 adapters", text);
+        return complain("--adapter", expected, text);
     *equals = 0;
     a->adapter[a->engine.n_adapter++] = (br_adapter_source){.name = text, .dir = equals[1] ? equals + 1 : NULL};
     return 1;
@@ -101,11 +102,12 @@ static int take_number(const char *name, const char *text, int min, int32_t *out
 }
 
 static int take_alpha(const char *text, br_engine_options *out) {
-    char *end;
+    char *end, expected[64];
+    snprintf(expected, sizeof expected, "a number above 0, at most %d", NUMBER_MAX);
     out->swap_alpha = strtod(text, &end);
     if (!*end && end != text && out->swap_alpha > 0 && out->swap_alpha <= NUMBER_MAX)
         return 1;
-    return complain("--swap-alpha", "a number above 0, at most 1048576", text);
+    return complain("--swap-alpha", expected, text);
 }
 
 static int take_text(const char *name, const char *text, const char **out) {
@@ -179,7 +181,7 @@ static int parse(args *a, int argc, char **argv) {
     if (!a->engine.model_dir)
         return needs("--model DIR");
     if ((a->mpi >= 0) == (a->socket != NULL))
-        return needs("one of --socket and --mpi");
+        return a->socket ? fail("--socket and --mpi: expected one of them") : needs("one of --socket and --mpi");
     a->greet = a->greet ? a->greet : a->socket ? GREET_SECONDS : GREET_MPI_SECONDS;
     a->engine.swap_alpha = a->engine.swap_alpha > 0 ? a->engine.swap_alpha : 2 * a->engine.swap_rank;
     snprintf(a->alpha, sizeof a->alpha, "%.17g", a->engine.swap_alpha);

@@ -1,9 +1,8 @@
 /* job_score: sequences through the trainer's forward into a file of the trainer's side.
  *
  * Layer: engine. Whole sequences in packs, in file order; the log-probs of every token but the first. A sequence that cannot
- * be scored is recorded with its error, the rest completes; where none can nothing is
- * written. Nothing is committed on the way: no scoring is resumed, so an older file stays
- * until this one is whole. */
+ * be scored is recorded with its error, the rest completes; where none can nothing is written. Nothing is committed on the way: no scoring
+ * is resumed, so an older file stays until this one is whole. */
 #include "job_output.h"
 #include "job_report.h"
 #include "logprob_digest.h"
@@ -208,7 +207,8 @@ br_status br_job_score(const br_score_options *options, const br_watch *watch, b
     BR_TRY_GOTO(run(&s), exit);
     report->seconds = report_clock() - begin;
     report->n_seq = s.n_seq_done;
-    report->logprob_digest = logprob_digest(s.leaf, s.n_seq_done);
+    if (job_output_is_worth(report))
+        report->logprob_digest = logprob_digest(s.leaf, s.n_seq_done);
 exit:
     if (status == BR_OK)
         status = job_output_close(s.file, report);
