@@ -156,7 +156,7 @@ static br_status mark_done(generate *g, const rollout_reader *reader) {
                            seq.sample);
         BR_TRY(check_done(g, &seq));
         if (seq.status)
-            BR_TRY(report_error(g->report, &g->first_error, &seq, seq.error, br_status_name(seq.error)));
+            BR_TRY(report_error(g->report, &g->first_error, &seq, (br_status)seq.error, br_status_name((br_status)seq.error)));
         g->done[g->line_first[seq.prompt_index] + seq.sample] = 1;
         g->n_new_total -= prompts_at(g->lines, seq.prompt_index)->sampling.max_new;
     }

@@ -54,6 +54,7 @@ class Dump(unittest.TestCase):
         adapters = [option for one in named for option in ("--adapter", one)]
         ids = rig.sequences(config, (9, 5, 4, 7, 6, 3))
         texts = [{"prompt": ids[i], **({"adapter": name} if name else {})} for i, name in enumerate((None, "red", "blue", "base", "green", "red"))]
+        texts[0].update(uid=None, adapter=None, temperature=None)  # as if they were not there
         path, done = self.lines(texts, "--model", folder, *adapters)
         self.assertEqual(done.returncode, 0, done.stderr)
         engine = self.engine(path, "--model", folder, *adapters)
@@ -69,7 +70,13 @@ class Dump(unittest.TestCase):
                                      ([two, 3], (), 'texts.jsonl: line 2: expected {"prompt": [ids]}, token ids 0 to '),
                                      ([{"uid": "a"}], (), 'texts.jsonl: line 1: expected {"prompt": [ids]}'),
                                      ([{"prompt": [5, n_vocab]}], (), 'texts.jsonl: line 1: expected {"prompt": [ids]}'),
-                                     ([{**two, "temperature": "x"}], (), "texts.jsonl: line 1: temperature 'x', adapter 'base': expected a number"),
+                                     ([{**two, "temperature": "x"}], (), "line 1: uid '0', temperature 'x', adapter 'base': expected text, a number"),
+                                     ([{**two, "uid": 5}], (), "texts.jsonl: line 1: uid 5, temperature 1, adapter 'base': expected text, a number"),
+                                     ([{**two, "uid": "1"}, two], (), "texts.jsonl: 1#0: 2 texts: expected a uid of each"),
+                                     ([two], ("--adapter", "red="), "--adapter red=: expected DIR or NAME=DIR"),
+                                     ([two], ("--adapter", f"={adapter}"), "expected DIR or NAME=DIR"),
+                                     ([two], ("--adapter", f"base={adapter}"), "and a name other than base"),
+                                     ([two], ("--adapter", f"a={adapter}", "--adapter", "b=/none"), "/none/adapter_config.json: No such file"),
                                      ([{**two, "uid": "u", "adapter": "red"}], ("--adapter", f"blue={adapter}"),
                                       "texts.jsonl: u#0: adapter 'red': expected --adapter red=DIR, or one DIR for every text"),
                                      ([two], ("--adapter", adapter, "--adapter", f"a={adapter}"), "every text runs with it: expected no other"),

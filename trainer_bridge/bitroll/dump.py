@@ -31,6 +31,9 @@ def read_texts(path, n_vocab):
     texts = [text_of(line, f"{path}: line {number}", number - 1, n_vocab) for number, line in enumerate(lines, 1) if line.strip()]
     if not texts:
         raise ValueError(f"{path}: no text in it")
+    name, count = collections.Counter(text.name for text in texts).most_common(1)[0]
+    if count > 1:
+        raise ValueError(f"{path}: {name}: {count} texts: expected a uid of each; one without has its line's number, from 0")
     return texts
 
 
@@ -44,14 +47,20 @@ def text_of(line, where, number, n_vocab):
         raise ValueError(f'{where}: expected {{"prompt": [ids]}}, token ids 0 to {n_vocab - 1}')
     if len(ids) < 2:
         raise ValueError(f"{where}: {len(ids)} token ids: expected two or more, the first predicts nothing")
-    temperature, adapter = text.get("temperature", 1), text.get("adapter", BASE)
-    if type(temperature) not in (int, float) or not isinstance(adapter, str):
-        raise ValueError(f"{where}: temperature {temperature!r:.80}, adapter {adapter!r:.80}: expected a number and a name")
-    return Text(f"{text.get('uid', number)}#0", ids, float(temperature), None if adapter == BASE else adapter)
+    text = {"uid": str(number), "temperature": 1, "adapter": BASE} | {key: value for key, value in text.items() if value is not None}
+    uid, temperature, adapter = (text[key] for key in ("uid", "temperature", "adapter"))
+    if type(temperature) not in (int, float) or not isinstance(adapter, str) or not isinstance(uid, str):
+        raise ValueError(f"{where}: uid {uid!r:.80}, temperature {temperature!r:.80}, adapter {adapter!r:.80}: expected text, a number and a name")
+    return Text(f"{uid}#0", ids, float(temperature), None if adapter == BASE else adapter)
 
 
 def folders_of(texts, given, path):
     """The adapter's folder of each text, or None. given: what --adapter said, each DIR or NAME=DIR."""
+    for one in given:
+        name, equals, folder = one.partition("=")
+        if not name or (equals and (not folder or name == BASE)):
+            raise ValueError(f"--adapter {one}: expected DIR or NAME=DIR, and a name other than {BASE}")
+        adapter_settings(folder or one)  # of those, too, that no text names
     every = [one for one in given if "=" not in one]
     if every and given[1:]:
         raise ValueError(f"--adapter {every[0]}: every text runs with it: expected no other, or NAME=DIR of each")
